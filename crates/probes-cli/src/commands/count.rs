@@ -4,14 +4,16 @@ mod events;
 mod keyed;
 mod stacks;
 
+use std::mem::take;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::{Counts, Functions, Observation, Target};
+use probes_lib::{Counts, Functions, ObservationReport, Observer, Target};
 
-use super::observe_loop::{Display, ObservationLoop, ShownReading};
-use super::open_target::{open_to_observe, sources};
-use super::several::{self, ObservationRequest, SeveralObservations};
+use super::observed_processes::{ObservedProcesses, OpenedProcesses};
+use super::open_target::sources;
+use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
+use super::several::{ObservationRequest, why_not_by_caller};
 use super::uncounted::warn_of_uncounted;
 use super::untyped::warn_of_untyped;
 use crate::destination::Output;
@@ -133,73 +135,69 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let message = "-sites is not possible with -by: hits of all sites are counted together";
         return Err(Failure::Usage(UsageError::new(Some("count"), message)));
     }
-    let output = &args.output.open()?;
+    let output = args.output.open()?;
     let counted = match &*args.counted {
-        EventsOrHits::Events(globs) => return events::run(args, globs, output),
+        EventsOrHits::Events(globs) => return events::run(args, globs, &output),
         EventsOrHits::Hits(counted) => counted,
     };
     let pids = args
         .selection
         .pids(counted.needs_probes(), &output.messages)?;
-    let (&[pid], false) = (&pids[..], is_of_several(args)) else {
-        return run_of_several(args, counted, &pids, output);
+    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
+    let is_of_several = by_pid || args.selection.is_of_several(&pids, args.forked);
+    if is_of_several {
+        refuse_of_several(args)?;
+    }
+    let (opened, output) = OpenedProcesses::open(
+        &args.selection,
+        &pids,
+        is_of_several,
+        counted.needs_probes(),
+        args.forked,
+        output,
+    )?;
+    let request = |observation| ObservationRequest {
+        observation: args.filter.add_to(observation),
+        options: args.seccomp.options(args.take_over.options()),
+        duration: args.until.duration,
+        is_read_together: true,
     };
-    let output = &output.clone().with_pid(pid);
-    let messages = &output.messages;
-    let target = open_to_observe(pid, counted.needs_probes(), messages)?;
-    let begin = |observation: &Observation| {
-        ObservationLoop::begin(
-            &target,
-            observation,
-            args.seccomp.options(args.take_over.options()),
-            args.until.duration,
-            output,
-        )
-    };
-    if let Some(by) = args.by.as_ref().filter(|by| by.is_stack()) {
-        let asked = stacks::StackCountRequest {
-            observation: args.filter.add_to(counted.with_stacks()),
-            has_functions: counted.has_functions(),
-            top: by.shown(),
-            graph_path: args.svg.as_deref(),
-        };
-        return stacks::run(&asked, &target, begin, output);
+    let by_stack = args.by.as_ref().filter(|by| by.is_stack());
+    if let (Some(target), Some(by)) = (opened.only(), by_stack) {
+        let counting = stacks::StackCounting::new(target.pid(), by.shown(), args.svg.as_deref())?;
+        let active = opened.begin(request(counted.with_stacks()), &output)?;
+        warn_of_uncounted_functions(&active, counted, &output);
+        return counting.run(active, &output);
     }
-    let observation = observation(args, counted);
-    let display = Display::new(output, args.interval)?;
-    let active = begin(&observation)?;
-    if counted.has_functions() {
-        warn_of_uncounted(messages, active.observer(), "counted");
+    let display = Display::new(&output, args.interval)?;
+    let only = opened.only().cloned();
+    let observation = counted.observation();
+    let active = opened.begin(
+        request(match &*args.by {
+            Some(by) => by.add_to(observation),
+            None => observation,
+        }),
+        &output,
+    )?;
+    warn_of_uncounted_functions(&active, counted, &output);
+    let is_redrawn = display.table.is_some();
+    if let (None, Some(target)) = (&*args.by, &only) {
+        let mut counting = Counting::new(args, counted, &output, target, is_redrawn);
+        let outcome = active.run(display, &mut counting);
+        return counting.finish(outcome);
     }
-    if let Some(by) = &*args.by {
-        return keyed::run(by, active, display, &target, output);
+    // Sites and functions differ between processes: their hits are counted by name.
+    let by = args.by.clone().unwrap_or_else(CountedBy::by_name);
+    let mut counting = keyed::KeyedCounting::new(&by, only.as_ref(), is_redrawn, &output);
+    let outcome = active.run(display, &mut counting);
+    counting.finish(outcome)
+}
+
+/// Warns of functions that are not counted, if the answer is about one process.
+fn warn_of_uncounted_functions(active: &ObservedProcesses<'_>, counted: &Counted, output: &Output) {
+    if let Some(observer) = active.only().filter(|_| counted.has_functions()) {
+        warn_of_uncounted(&output.messages, observer, "counted");
     }
-    let mut counting = Counting::new(args, counted, output, &target, display.table.is_some());
-    let mut outcome = active.run(
-        display,
-        |observer| observer.counts(),
-        |shown, interruptible| counting.show(shown, interruptible),
-    );
-    let total = match outcome.observed.take() {
-        Some(observed) => Some((observed.counts, outcome.lasted)),
-        None => outcome.last.take().or_else(|| counting.last.take()),
-    };
-    if let Some((counts, lasted)) = total {
-        let rest = if outcome.output_was_read {
-            counting.rest(&counts, lasted)
-        } else {
-            Ok(String::new())
-        };
-        let total = counting.total(&counts, lasted);
-        outcome.print(output, rest.and_then(|rest| Ok(rest + &total?)));
-        let many = counts.probes().count() + counts.functions().len();
-        output.sum_up(messages, many, || sum(&counts));
-        if outcome.output_was_read {
-            let untyped = counts.total_untyped().filter(|&many| many > 0);
-            warn_of_untyped(messages, untyped.filter(|_| counts.total() == 0));
-        }
-    }
-    outcome.finish(messages)
 }
 
 /// Refuses what is not possible with `-by stack`, and what is only possible with it.
@@ -223,59 +221,19 @@ fn refuse_with_stacks(args: &Args) -> Result<(), Failure> {
     Err(Failure::Usage(UsageError::new(Some("count"), message)))
 }
 
-fn observation(args: &Args, counted: &Counted) -> Observation {
-    let observation = args.filter.add_to(counted.observation());
-    match &*args.by {
-        Some(by) => by.add_to(observation),
-        None => observation,
-    }
-}
-
-/// Whether the answer has the form of one about several processes, even if there is only one.
-fn is_of_several(args: &Args) -> bool {
-    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    args.selection.is_by_name() || args.forked.follow || by_pid
-}
-
-/// Counts hits of several processes.
-fn run_of_several(
-    args: &Args,
-    counted: &Counted,
-    pids: &[i32],
-    output: &Output,
-) -> Result<(), Failure> {
-    let one = |message| Err(Failure::Usage(UsageError::new(Some("count"), message)));
-    if args.sites {
-        return one(
-            "-sites is for one process, because sites differ between processes: give one -pid, without -follow",
-        );
-    }
-    let by = args.by.clone().unwrap_or_else(CountedBy::by_name);
-    if by.is_stack() {
-        return one(
-            "-by stack is for one process, because addresses differ between processes: give one -pid, without -follow",
-        );
-    }
-    if by.has_caller() {
-        return one(several::why_not_by_caller(by.has_pid()));
-    }
-    let needs_probes = counted.needs_probes();
-    let (targets, failures) =
-        several::open(&args.selection, pids, needs_probes, args.forked, output);
-    let display = Display::new(output, args.interval)?;
-    let active = SeveralObservations::begin(
-        targets,
-        ObservationRequest {
-            observation: observation(args, counted),
-            options: args.seccomp.options(args.take_over.options()),
-            duration: args.until.duration,
-            is_read_together: true,
-        },
-        args.forked,
-        failures,
-        output,
-    )?;
-    keyed::run_of_several(&by, active, display, output)
+/// Refuses what is not possible with several processes.
+fn refuse_of_several(args: &Args) -> Result<(), Failure> {
+    let by = args.by.as_ref();
+    let message = if args.sites {
+        "-sites is for one process, because sites differ between processes: give one -pid, without -follow"
+    } else if by.is_some_and(CountedBy::is_stack) {
+        "-by stack is for one process, because addresses differ between processes: give one -pid, without -follow"
+    } else if by.is_some_and(CountedBy::has_caller) {
+        why_not_by_caller(by.is_some_and(CountedBy::has_pid))
+    } else {
+        return Ok(());
+    };
+    Err(Failure::Usage(UsageError::new(Some("count"), message)))
 }
 
 /// `30 probes, 1600 functions (12 of them called), 2 USDT sites (1 of them hit), 4711 hits`.
@@ -300,14 +258,14 @@ fn sum(counts: &Counts) -> String {
     sum.join(", ")
 }
 
-/// Shows counts.
+/// Reads and shows counts.
 struct Counting<'t> {
     target: &'t Target,
     output: &'t Output,
     is_redrawn: bool,
     detail: Detail,
-    /// The last reading, and when it was.
-    last: Option<(Counts, Duration)>,
+    /// The last reading that was shown, and when it was.
+    shown: Option<(Counts, Duration)>,
 }
 
 impl<'t> Counting<'t> {
@@ -334,37 +292,36 @@ impl<'t> Counting<'t> {
             output,
             is_redrawn,
             detail,
-            last: None,
+            shown: None,
         }
     }
 
-    /// Shows the hits since they were last shown; in the redrawn table, all hits so far, with the rates since they were
-    /// last shown.
-    fn show(
-        &mut self,
-        shown: ShownReading<'_, Counts>,
-        interruptible: &mut InterruptibleOutput,
-    ) -> Result<Next, Failure> {
-        let (counts, at) = (shown.reading, shown.at);
-        let since = self.last.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
-        let last = self.last.as_ref().map(|(counts, _)| counts);
-        let counted = CountReport::new(self.target, &counts, &self.detail);
-        let next = if let Some(table) = shown.table {
-            let text = counted.with_rates_since(last, at - since).table();
-            table.redraw(&text, &shown.gaps, interruptible)
-        } else {
-            let counted = counted.hits_since(last, at - since).at(at);
-            let text = output::counted(self.output.format, &counted);
-            text.and_then(|text| interruptible.write(&text))
-        };
-        // Kept even if it could not be written.
-        self.last = Some((counts, at));
-        next
+    /// Prints the final counts.
+    fn finish(&self, mut outcome: Outcome<Counts>) -> Result<(), Failure> {
+        let (output, messages) = (self.output, &self.output.messages);
+        let (last, lasted) = (take(&mut outcome.last), outcome.read_until);
+        if let [(_, counts)] = &last[..] {
+            let rest = if outcome.output_was_read {
+                self.rest(counts, lasted)
+            } else {
+                Ok(String::new())
+            };
+            let total = self.total(counts, lasted);
+            outcome.print(output, rest.and_then(|rest| Ok(rest + &total?)));
+            let many = counts.probes().count() + counts.functions().len();
+            output.sum_up(messages, many, || sum(counts));
+            if outcome.output_was_read {
+                let untyped = counts.total_untyped().filter(|&many| many > 0);
+                warn_of_untyped(messages, untyped.filter(|_| counts.total() == 0));
+            }
+        }
+        outcome.finish(messages)
     }
 
     /// The hits since the last interval that was shown, so that those of the intervals add up to all hits.
     fn rest(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
-        let Some((before, at)) = self.last.as_ref().filter(|_| !self.is_redrawn) else {
+        let shown = self.shown.as_ref().filter(|_| !self.is_redrawn);
+        let Some((before, at)) = shown.filter(|(_, at)| *at < lasted) else {
             return Ok(String::new());
         };
         let counted = CountReport::new(self.target, counts, &self.detail)
@@ -376,5 +333,48 @@ impl<'t> Counting<'t> {
     fn total(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
         let counted = CountReport::new(self.target, counts, &self.detail).hits_since(None, lasted);
         output::counted(self.output.format, &counted)
+    }
+}
+
+impl ReadingHandler for Counting<'_> {
+    type Reading = Counts;
+
+    fn read(
+        &mut self,
+        _: i32,
+        observer: &mut Observer,
+        _: Duration,
+    ) -> probes_lib::Result<Option<Counts>> {
+        observer.counts().map(Some)
+    }
+
+    fn last(&mut self, _: i32, report: ObservationReport, _: Duration) -> Counts {
+        report.counts
+    }
+
+    /// Shows the hits since they were last shown; in the redrawn table, all hits so far, with the rates since they were
+    /// last shown.
+    fn show(
+        &mut self,
+        shown: ShownReadings<'_, Counts>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let ([(_, counts)], at) = (shown.each, shown.at) else {
+            return Ok(Next::Continue);
+        };
+        let since = self.shown.as_ref().map_or(Duration::ZERO, |(_, at)| *at);
+        let last = self.shown.as_ref().map(|(counts, _)| counts);
+        let counted = CountReport::new(self.target, counts, &self.detail);
+        let next = if let Some(table) = shown.table {
+            let text = counted.with_rates_since(last, at - since).table();
+            table.redraw(&text, &shown.gaps, interruptible)
+        } else {
+            let counted = counted.hits_since(last, at - since).at(at);
+            let text = output::counted(self.output.format, &counted);
+            text.and_then(|text| interruptible.write(&text))
+        };
+        // Kept even if it could not be written.
+        self.shown = Some((counts.clone(), at));
+        next
     }
 }

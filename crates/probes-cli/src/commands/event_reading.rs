@@ -7,8 +7,8 @@ use probes_lib::{Glob, Options, RuntimeEventName, SelectedEntry, SelectedEvents,
 
 use super::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
 use super::gaps::Gaps;
-use super::observe_loop::Display;
 use super::opened_events::OpenedEvents;
+use super::readings::Display;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;

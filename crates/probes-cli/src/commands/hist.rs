@@ -3,17 +3,17 @@
 mod events;
 mod keyed;
 
+use std::borrow::Cow;
+use std::mem::take;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::{Observation, Target};
+use probes_lib::{Observation, ObservationReport, Observer};
 
-use super::gaps::Gaps;
-use super::observe_loop::{Display, ObservationLoop, ShownReading};
-use super::open_target::open_to_observe;
-use super::redraw::RedrawnTable;
+use super::observed_processes::OpenedProcesses;
+use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
 use super::report_file::ReportFile;
-use super::several::{self, ObservationRequest, SeveralObservations};
+use super::several::{ObservationRequest, why_not_by_caller};
 use super::uncounted::warn_of_uncounted;
 use super::untyped::warn_of_untyped;
 use crate::destination::Output;
@@ -109,10 +109,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(svg) = &args.svg {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
-    let output = &args.output.open()?;
+    let output = args.output.open()?;
     let hits = match &*args.source {
         HistogramSource::Events { globs, linear } => {
-            return events::run(args, globs, *linear, output);
+            return events::run(args, globs, *linear, &output);
         }
         HistogramSource::Hits { histogram, counted } => MeasuredHits { histogram, counted },
     };
@@ -126,69 +126,47 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         by.refuse_top().map_err(|why| refused(&why))?;
     }
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    let is_of_several = args.selection.is_by_name() || args.forked.follow || by_pid;
-    let (&[pid], false) = (&pids[..], is_of_several) else {
-        return run_of_several(args, hits, &pids, output);
-    };
-    run_of_one(args, hits, pid, &output.clone().with_pid(pid))
-}
-
-/// Makes histograms of one process.
-fn run_of_one(
-    args: &Args,
-    hits: MeasuredHits<'_>,
-    pid: i32,
-    output: &Output,
-) -> Result<(), Failure> {
-    let messages = &output.messages;
-    let target = open_to_observe(pid, hits.counted.needs_probes(), messages)?;
-    // Before anything is changed, because it may fail.
-    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
-    let display = Display::new(output, args.interval)?;
-    let active = ObservationLoop::begin(
-        &target,
-        &observation(args, hits),
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
+    let is_of_several = by_pid || args.selection.is_of_several(&pids, args.forked);
+    if is_of_several && args.by.as_ref().is_some_and(CountedBy::has_caller) {
+        return Err(refused(why_not_by_caller(by_pid)));
+    }
+    let (opened, output) = OpenedProcesses::open(
+        &args.selection,
+        &pids,
+        is_of_several,
+        hits.counted.needs_probes(),
+        args.forked,
         output,
     )?;
-    if hits.counted.has_functions() {
-        warn_of_uncounted(messages, active.observer(), "observed");
+    // Before anything is changed, because it may fail.
+    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
+    let display = Display::new(&output, args.interval)?;
+    let only = opened.only().cloned();
+    let active = opened.begin(
+        ObservationRequest {
+            observation: observation(args, hits),
+            options: args.seccomp.options(args.take_over.options()),
+            duration: args.until.duration,
+            is_read_together: true,
+        },
+        &output,
+    )?;
+    if let Some(observer) = active.only().filter(|_| hits.counted.has_functions()) {
+        warn_of_uncounted(&output.messages, observer, "observed");
     }
     if let Some(question) = keyed_question(args, hits) {
-        return keyed::run(question, active, display, &target, report_file, output);
+        let mut printer = keyed::KeyedHistogramPrinter::new(question, only.as_ref(), &output);
+        let outcome = active.run(display, &mut printer);
+        return printer.finish(outcome, report_file);
     }
-    let mut showing = Showing {
-        target: &target,
-        output,
+    let mut printer = HistogramPrinter {
+        output: &output,
+        is_of_several,
+        by_pid,
         wanted: hits.histogram,
-        last: None,
     };
-    let mut outcome = active.run(display, HistogramReading::of, |shown, interruptible| {
-        showing.show(shown, interruptible)
-    });
-    let total = match outcome.observed.take() {
-        Some(report) => {
-            let reading = HistogramReading::last(report.histograms, &report.counts);
-            Some((reading, outcome.lasted))
-        }
-        None => outcome.last.take().or_else(|| showing.last.take()),
-    };
-    if let Some((reading, lasted)) = total {
-        let targets = std::slice::from_ref(&target);
-        let histograms = Histograms::new(targets, &reading, lasted, hits.histogram);
-        outcome.print(output, output::histograms(output.format, &histograms));
-        if let Some(report_file) = report_file {
-            let written = report_file.write(histograms.picture());
-            outcome.failures.add(written);
-        }
-        let (lines, summary) = histograms.sum();
-        output.sum_up(messages, lines, || summary);
-        if outcome.output_was_read {
-            warn_of_untyped(messages, histograms.only_untyped());
-        }
-    }
-    outcome.finish(messages)
+    let outcome = active.run(display, &mut printer);
+    printer.finish(outcome, report_file)
 }
 
 /// The hits that are observed, and what is measured of them.
@@ -220,108 +198,78 @@ fn refused(message: &str) -> Failure {
     Failure::Usage(UsageError::new(Some("hist"), message))
 }
 
-/// Makes histograms of several processes.
-fn run_of_several(
-    args: &Args,
-    hits: MeasuredHits<'_>,
-    pids: &[i32],
-    output: &Output,
-) -> Result<(), Failure> {
-    if let Some(by) = args.by.as_ref().filter(|by| by.has_caller()) {
-        return Err(refused(several::why_not_by_caller(by.has_pid())));
-    }
-    let needs_probes = hits.counted.needs_probes();
-    let (targets, failures) =
-        several::open(&args.selection, pids, needs_probes, args.forked, output);
-    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
-    let display = Display::new(output, args.interval)?;
-    let active = SeveralObservations::begin(
-        targets,
-        ObservationRequest {
-            observation: observation(args, hits),
-            options: args.seccomp.options(args.take_over.options()),
-            duration: args.until.duration,
-            is_read_together: true,
-        },
-        args.forked,
-        failures,
-        output,
-    )?;
-    if let Some(asked) = keyed_question(args, hits) {
-        return keyed::run_of_several(asked, active, display, report_file, output);
-    }
-    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    let of_all = |each: &[_]| HistogramReading::of_processes(each, by_pid);
-    let outcome = active.run(
-        display,
-        |_| (),
-        |_, observer, _| HistogramReading::of(observer).map(Some),
-        |_, report, _| HistogramReading::last(report.histograms, &report.counts),
-        |targets, each, shown, interruptible| {
-            let reading = of_all(each);
-            let so_far = Histograms::new(targets, &reading, shown.at, hits.histogram).so_far();
-            write_so_far(&so_far, shown.table, &shown.gaps, output, interruptible)
-        },
-    );
-    if outcome.last.is_empty() {
-        return outcome.finish(output, Ok(String::new()));
-    }
-    let (reading, lasted) = (of_all(&outcome.last), outcome.lasted);
-    let targets = outcome.targets.clone();
-    let histograms = Histograms::new(&targets, &reading, lasted, hits.histogram);
-    let text = output::histograms(output.format, &histograms);
-    let written = report_file.map_or(Ok(()), |file| file.write(histograms.picture()));
-    let (lines, summary) = histograms.sum();
-    output.sum_up(&output.messages, lines, || summary);
-    if outcome.output_was_read {
-        warn_of_untyped(&output.messages, histograms.only_untyped());
-    }
-    outcome.warn_of_lead(&output.messages);
-    outcome.finish(output, text).and(written)
+/// Reads and shows histograms.
+struct HistogramPrinter<'o> {
+    output: &'o Output,
+    is_of_several: bool,
+    by_pid: bool,
+    wanted: &'o WantedHistogram,
 }
 
-/// Writes histograms while more hits are observed.
-fn write_so_far(
-    so_far: &Histograms<'_>,
-    table: Option<&mut RedrawnTable>,
-    gaps: &Gaps,
-    output: &Output,
-    interruptible: &mut InterruptibleOutput,
-) -> Result<Next, Failure> {
-    if let Some(table) = table {
-        return table.redraw(&so_far.table(), gaps, interruptible);
+impl ReadingHandler for HistogramPrinter<'_> {
+    type Reading = HistogramReading;
+
+    fn read(
+        &mut self,
+        _: i32,
+        observer: &mut Observer,
+        _: Duration,
+    ) -> probes_lib::Result<Option<HistogramReading>> {
+        HistogramReading::of(observer).map(Some)
     }
-    let text = output::histograms(output.format, so_far);
-    text.and_then(|text| interruptible.write(&text))
-}
 
-/// Shows histograms.
-struct Showing<'t> {
-    target: &'t Target,
-    output: &'t Output,
-    wanted: &'t WantedHistogram,
-    /// The last reading, and when it was.
-    last: Option<(HistogramReading, Duration)>,
-}
+    fn last(&mut self, _: i32, report: ObservationReport, _: Duration) -> HistogramReading {
+        HistogramReading::last(report.histograms, &report.counts)
+    }
 
-impl Showing<'_> {
-    /// Shows a reading, and keeps it, even if it could not be written.
     fn show(
         &mut self,
-        shown: ShownReading<'_, HistogramReading>,
+        shown: ShownReadings<'_, HistogramReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        let (reading, at) = (shown.reading, shown.at);
-        let targets = std::slice::from_ref(self.target);
-        let so_far = Histograms::new(targets, &reading, at, self.wanted).so_far();
-        let next = write_so_far(
-            &so_far,
-            shown.table,
-            &shown.gaps,
-            self.output,
-            interruptible,
-        );
-        self.last = Some((reading, at));
-        next
+        let reading = self.reading(shown.each);
+        let so_far = Histograms::new(shown.targets, &reading, shown.at, self.wanted).so_far();
+        if let Some(table) = shown.table {
+            return table.redraw(&so_far.table(), &shown.gaps, interruptible);
+        }
+        let text = output::histograms(self.output.format, &so_far);
+        text.and_then(|text| interruptible.write(&text))
+    }
+}
+
+impl HistogramPrinter<'_> {
+    /// The readings of all processes as one.
+    fn reading<'r>(&self, each: &'r [(i32, HistogramReading)]) -> Cow<'r, HistogramReading> {
+        match each {
+            [(_, reading)] if !self.is_of_several => Cow::Borrowed(reading),
+            _ => Cow::Owned(HistogramReading::of_processes(each, self.by_pid)),
+        }
+    }
+
+    /// Prints the final histograms.
+    fn finish(
+        &self,
+        mut outcome: Outcome<HistogramReading>,
+        report_file: Option<ReportFile>,
+    ) -> Result<(), Failure> {
+        let (output, messages) = (self.output, &self.output.messages);
+        let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
+        if last.is_empty() {
+            return outcome.finish(messages);
+        }
+        let reading = self.reading(&last);
+        let histograms = Histograms::new(&targets, &reading, outcome.read_until, self.wanted);
+        outcome.print(output, output::histograms(output.format, &histograms));
+        if let Some(report_file) = report_file {
+            let written = report_file.write(histograms.picture());
+            outcome.failures.add(written);
+        }
+        let (lines, summary) = histograms.sum();
+        output.sum_up(messages, lines, || summary);
+        if outcome.output_was_read {
+            warn_of_untyped(messages, histograms.only_untyped());
+        }
+        outcome.warn_of_lead(messages);
+        outcome.finish(messages)
     }
 }

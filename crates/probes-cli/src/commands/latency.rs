@@ -1,16 +1,16 @@
 //! `latency`: how long it takes from one probe to another, and how long calls of functions last.
 
-use std::cell::{Cell, RefCell};
+use std::borrow::Cow;
 use std::mem::take;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 
-use super::observe_loop::{Display, ObservationLoop, ShownReading};
-use super::open_target::open_to_observe;
+use super::observed_processes::OpenedProcesses;
+use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
 use super::report_file::ReportFile;
-use super::several::{self, ObservationRequest, SeveralObservations};
+use super::several::{ObservationRequest, why_not_by_caller};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
 use super::untyped::warn_of_untyped;
@@ -149,215 +149,67 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(svg) = &args.svg {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
-    let output = &args.output.open()?;
+    let output = args.output.open()?;
+    let timed = &args.timed;
     let pids = args
         .selection
-        .pids(args.timed.needs_probes(), &output.messages)?;
-    let (&[pid], false) = (
-        &pids[..],
-        args.selection.is_by_name() || args.forked.follow || args.timed.by_pid(),
-    ) else {
-        return run_of_several(args, &pids, output);
-    };
-    let output = &output.clone().with_pid(pid);
-    let messages = &output.messages;
-    let target = open_to_observe(pid, args.timed.needs_probes(), messages)?;
-    // Before anything is changed, because it may fail.
-    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
-    let observation = args.timed.observation();
-    let sources = if args.timed.has_caller() {
-        let functions = Functions::of_process(pid).map_err(Failure::of_process(pid))?;
-        FunctionSources::of(functions)
-    } else {
-        FunctionSources::default()
-    };
-    let asked = TimesAsked {
-        sources: &sources,
-        by: args.timed.keys(),
-    };
-    let mut slow_pairs = args
-        .timed
-        .shows_slow_pairs()
-        .then(|| PendingSlowPairs::new(output, args.interval));
-    if let (Some(slow_pairs), Some(limit)) = (&mut slow_pairs, args.timed.stack_limit()) {
-        let stacks = Stacks::of_process(pid).map_err(Failure::of_process(pid))?;
-        slow_pairs.add_stacks(None, stacks, limit.0);
-    }
-    let display = display(args, output)?;
-    let active = ObservationLoop::begin(
-        &target,
-        &observation,
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
-        output,
-    )?;
-    warn_of_untimed(args, messages, active.observer());
-    let mut timing = LatencyPrinter {
-        target: &target,
-        output,
-        asked,
-        last: None,
-        shown_at: Duration::ZERO,
-    };
-    let mut outcome = match &mut slow_pairs {
-        None => active.run(display, LatencyReading::of, |shown, interruptible| {
-            timing.show(shown, interruptible)
-        }),
-        Some(slow_pairs) => {
-            let slow_pairs = RefCell::new(slow_pairs);
-            let outcome = active.run(
-                display,
-                |observer| slow_pairs.borrow_mut().read(observer),
-                |shown, interruptible| {
-                    let slow_pairs = &mut slow_pairs.borrow_mut();
-                    timing.show_slow(shown, slow_pairs, args.interval, interruptible)
-                },
-            );
-            outcome.without_last()
-        }
-    };
-    let total = match outcome.observed.take() {
-        Some(mut report) => {
-            if let Some(slow_pairs) = &mut slow_pairs {
-                slow_pairs.add_events(None, take(&mut report.events));
-            }
-            Some((last_reading(report), outcome.lasted))
-        }
-        None => outcome.last.take().or_else(|| timing.last.take()),
-    };
-    if let Some((latencies, lasted)) = total {
-        let slow = slow_pairs.as_mut().map(|it| it.text(|_| Some(&latencies)));
-        let targets = std::slice::from_ref(&target);
-        let latencies = Latencies::new(targets, &latencies, lasted, asked);
-        let figures = output::latencies(output.format, &latencies);
-        let text = slow.unwrap_or_else(|| Ok(String::new()));
-        outcome.print(output, text.and_then(|text| Ok(text + &figures?)));
-        if let Some(report_file) = report_file {
-            let written = report_file.write(latencies.picture());
-            outcome.failures.add(written);
-        }
-        sum_up(output, &latencies);
-        // The result says it, too. A terminal that accepts no output would keep this command from ending.
-        if outcome.output_was_read {
-            warn_of_doubts(&output.messages, &latencies);
-        }
-    }
-    outcome.finish(&output.messages)
-}
-
-/// Times pairs and functions of several processes.
-fn run_of_several(args: &Args, pids: &[i32], output: &Output) -> Result<(), Failure> {
-    if args.timed.has_caller() {
-        let why = several::why_not_by_caller(args.timed.by_pid());
+        .pids(timed.needs_probes(), &output.messages)?;
+    let is_of_several = timed.by_pid() || args.selection.is_of_several(&pids, args.forked);
+    if is_of_several && timed.has_caller() {
+        let why = why_not_by_caller(timed.by_pid());
         return Err(Failure::Usage(UsageError::new(Some("latency"), why)));
     }
-    let needs_probes = args.timed.needs_probes();
-    let (targets, failures) =
-        several::open(&args.selection, pids, needs_probes, args.forked, output);
+    let (opened, output) = OpenedProcesses::open(
+        &args.selection,
+        &pids,
+        is_of_several,
+        timed.needs_probes(),
+        args.forked,
+        output,
+    )?;
+    // Before anything is changed, because it may fail.
     let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
-    let slow_pairs = args.timed.shows_slow_pairs();
-    let mut slow_pairs =
-        slow_pairs.then(|| PendingSlowPairs::new(output, args.interval).of_several());
-    let add_stacks = |target: &Target, slow_pairs: &mut PendingSlowPairs| {
-        let stacks = args.timed.stack_limit().map(|limit| {
-            // If it has exited meanwhile, it has no slow pairs.
-            let stacks = Stacks::of_process(target.pid()).ok()?;
-            slow_pairs.add_stacks(Some(target.pid()), stacks, limit.0);
-            Some(())
-        });
-        stacks.flatten();
-    };
-    for target in &targets {
-        slow_pairs.iter_mut().for_each(|it| add_stacks(target, it));
+    let mut sources = FunctionSources::default();
+    if let Some(target) = opened.only().filter(|_| timed.has_caller()) {
+        let functions = Functions::of_process(target.pid());
+        sources = FunctionSources::of(functions.map_err(Failure::of_process(target.pid()))?);
     }
-    let display = display(args, output)?;
-    let active = SeveralObservations::begin(
-        targets,
+    let mut printer = LatencyPrinter {
+        output: &output,
+        is_of_several,
+        by_pid: timed.by_pid(),
+        asked: TimesAsked {
+            sources: &sources,
+            by: timed.keys(),
+        },
+        interval: args.interval,
+        slow: timed
+            .shows_slow_pairs()
+            .then(|| ShownSlowPairs::new(args, is_of_several, &output)),
+    };
+    for target in opened.targets() {
+        let added = printer.add_stacks(target);
+        // If one of several has exited meanwhile, it has no slow pairs.
+        if !is_of_several {
+            added.map_err(Failure::of_process(target.pid()))?;
+        }
+    }
+    let display = display(args, &output)?;
+    let active = opened.begin(
         ObservationRequest {
-            observation: args.timed.observation(),
+            observation: timed.observation(),
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
             // Slow pairs are read as long as the process is observed, and figures have to be no older.
-            is_read_together: slow_pairs.is_none(),
+            is_read_together: printer.slow.is_none(),
         },
-        args.forked,
-        failures,
-        output,
+        &output,
     )?;
     for (messages, observer) in active.each() {
         warn_of_untimed(args, &messages, observer);
     }
-    let sources = FunctionSources::default();
-    let asked = TimesAsked {
-        sources: &sources,
-        by: args.timed.keys(),
-    };
-    let mut timing = SeveralLatencyPrinter {
-        output,
-        by_pid: args.timed.by_pid(),
-        asked,
-        interval: args.interval,
-        shown_at: Duration::ZERO,
-    };
-    let outcome = match &mut slow_pairs {
-        None => active.run(
-            display,
-            |_| (),
-            |_, observer, _| LatencyReading::of(observer).map(Some),
-            |_, report, _| last_reading(report),
-            |targets, each, shown, interruptible| timing.show(targets, each, shown, interruptible),
-        ),
-        Some(slow_pairs) => {
-            let slow_pairs = RefCell::new(slow_pairs);
-            // All processes are read, or none: pairs are not shown with a reading that is older than they are.
-            let are_read = Cell::new(true);
-            active.run(
-                display,
-                |target| add_stacks(target, &mut slow_pairs.borrow_mut()),
-                |pid, observer, _| {
-                    let events = observer.events()?;
-                    slow_pairs.borrow_mut().add_events(Some(pid), events);
-                    let reading = are_read.get().then(|| LatencyReading::of(observer));
-                    reading.transpose()
-                },
-                |pid, mut report, _| {
-                    let events = take(&mut report.events);
-                    slow_pairs.borrow_mut().add_events(Some(pid), events);
-                    last_reading(report)
-                },
-                |targets, each, shown, interruptible| {
-                    let slow_pairs = &mut slow_pairs.borrow_mut();
-                    let next = if are_read.get() {
-                        timing.show_slow(targets, each, shown.at, slow_pairs, interruptible)
-                    } else {
-                        Ok(Next::Continue)
-                    };
-                    are_read.set(slow_pairs.are_due());
-                    next
-                },
-            )
-        }
-    };
-    if outcome.last.is_empty() {
-        return outcome.finish(output, Ok(String::new()));
-    }
-    let slow = slow_pairs.map_or(Ok(String::new()), |mut it| {
-        it.text(|pid| reading_of(&outcome.last, pid))
-    });
-    let reading = LatencyReading::of_processes(&outcome.last, args.timed.by_pid());
-    let (targets, lasted) = (outcome.targets.clone(), outcome.lasted);
-    let latencies = Latencies::new(&targets, &reading, lasted, asked);
-    let figures = output::latencies(output.format, &latencies);
-    let text = slow.and_then(|slow| Ok(slow + &figures?));
-    let written = report_file.map_or(Ok(()), |file| file.write(latencies.picture()));
-    sum_up(output, &latencies);
-    let output_was_read = outcome.output_was_read;
-    outcome.warn_of_lead(&output.messages);
-    let finished = outcome.finish(output, text);
-    if output_was_read {
-        warn_of_doubts(&output.messages, &latencies);
-    }
-    finished.and(written)
+    let outcome = active.run(display, &mut printer);
+    printer.finish(outcome, report_file)
 }
 
 /// How figures are shown while hits are observed.
@@ -382,85 +234,11 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
     }
 }
 
-/// Says what all that was timed adds up to.
-fn sum_up(output: &Output, latencies: &Latencies<'_>) {
-    let (lines, sum) = latencies.sum();
-    output.sum_up(&output.messages, lines, || sum);
-}
-
 /// Warns of what may be wrong with the times, or missing.
 fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_interleaved(messages, latencies);
     warn_of_lost_calls(messages, latencies);
     warn_of_untyped(messages, latencies.only_untyped());
-}
-
-fn last_reading(report: ObservationReport) -> LatencyReading {
-    let (pairs, functions) = (report.latencies, report.function_latencies);
-    LatencyReading::last(pairs, functions, report.keyed_times, &report.counts)
-}
-
-/// The reading of the process `pid`.
-fn reading_of(each: &[(i32, LatencyReading)], pid: Option<i32>) -> Option<&LatencyReading> {
-    let mut each = each.iter();
-    each.find(|(of, _)| Some(*of) == pid).map(|(_, it)| it)
-}
-
-/// Shows the times of pairs and functions of several processes.
-struct SeveralLatencyPrinter<'o> {
-    output: &'o Output,
-    by_pid: bool,
-    asked: TimesAsked<'o>,
-    interval: Option<Duration>,
-    /// When a reading was shown last, together with slow pairs.
-    shown_at: Duration,
-}
-
-impl SeveralLatencyPrinter<'_> {
-    /// Shows the readings of all processes.
-    fn show(
-        &self,
-        targets: &[Target],
-        each: &[(i32, LatencyReading)],
-        shown: ShownReading<'_, ()>,
-        interruptible: &mut InterruptibleOutput,
-    ) -> Result<Next, Failure> {
-        let Some(table) = shown.table else {
-            return interruptible.write(&self.text(targets, each, shown.at)?);
-        };
-        let reading = LatencyReading::of_processes(each, self.by_pid);
-        let so_far = Latencies::new(targets, &reading, shown.at, self.asked).so_far();
-        table.redraw(&so_far.table(), &shown.gaps, interruptible)
-    }
-
-    /// Shows slow pairs and, each time that an interval is over, the readings.
-    fn show_slow(
-        &mut self,
-        targets: &[Target],
-        each: &[(i32, LatencyReading)],
-        at: Duration,
-        slow_pairs: &mut PendingSlowPairs,
-        interruptible: &mut InterruptibleOutput,
-    ) -> Result<Next, Failure> {
-        let mut text = slow_pairs.text(|pid| reading_of(each, pid))?;
-        let interval = self.interval.unwrap_or(Duration::MAX);
-        if at >= self.shown_at.saturating_add(interval) {
-            self.shown_at = at;
-            text += &self.text(targets, each, at)?;
-        }
-        interruptible.write(&text)
-    }
-
-    fn text(
-        &self,
-        targets: &[Target],
-        each: &[(i32, LatencyReading)],
-        at: Duration,
-    ) -> Result<String, Failure> {
-        let reading = LatencyReading::of_processes(each, self.by_pid);
-        let so_far = Latencies::new(targets, &reading, at, self.asked).so_far();
-        output::latencies(self.output.format, &so_far)
-    }
 }
 
 /// Warns of calls that were not timed, which may be most of them.
@@ -499,58 +277,191 @@ pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>
     }
 }
 
-/// Shows the times of pairs and functions.
-struct LatencyPrinter<'t> {
-    target: &'t Target,
-    output: &'t Output,
-    asked: TimesAsked<'t>,
-    /// The last reading, and when it was.
-    last: Option<(LatencyReading, Duration)>,
-    /// When one was shown last, together with slow pairs.
-    shown_at: Duration,
+/// Reads and shows the times of pairs and functions.
+struct LatencyPrinter<'o> {
+    output: &'o Output,
+    is_of_several: bool,
+    by_pid: bool,
+    asked: TimesAsked<'o>,
+    interval: Option<Duration>,
+    /// If they are shown.
+    slow: Option<ShownSlowPairs>,
 }
 
-impl<'t> LatencyPrinter<'t> {
-    fn targets(&self) -> &'t [Target] {
-        std::slice::from_ref(self.target)
+/// Slow pairs, and when they and the times were shown.
+struct ShownSlowPairs {
+    pending: PendingSlowPairs,
+    /// How many frames of their stacks are shown at most, if they are.
+    frames: Option<usize>,
+    /// Whether the times of all processes are read: pairs are not shown with a reading that is older than they are.
+    are_times_read: bool,
+    /// When the times were shown last.
+    times_shown_at: Duration,
+}
+
+impl ShownSlowPairs {
+    fn new(args: &Args, is_of_several: bool, output: &Output) -> ShownSlowPairs {
+        let mut pending = PendingSlowPairs::new(output, args.interval);
+        if is_of_several {
+            pending = pending.of_several();
+        }
+        ShownSlowPairs {
+            pending,
+            frames: args.timed.stack_limit().map(|limit| limit.0),
+            are_times_read: true,
+            times_shown_at: Duration::ZERO,
+        }
+    }
+}
+
+impl ReadingHandler for LatencyPrinter<'_> {
+    type Reading = LatencyReading;
+
+    fn add_process(&mut self, target: &Target) {
+        // If it has exited meanwhile, it has no slow pairs.
+        let _ = self.add_stacks(target);
     }
 
-    /// Shows a reading, and keeps it, even if it could not be written.
+    fn read(
+        &mut self,
+        pid: i32,
+        observer: &mut Observer,
+        _: Duration,
+    ) -> probes_lib::Result<Option<LatencyReading>> {
+        let pid = self.shown_pid(pid);
+        if let Some(slow) = &mut self.slow {
+            slow.pending.add_events(pid, observer.events()?);
+            if !slow.are_times_read {
+                return Ok(None);
+            }
+        }
+        LatencyReading::of(observer).map(Some)
+    }
+
+    fn last(&mut self, pid: i32, mut report: ObservationReport, _: Duration) -> LatencyReading {
+        let pid = self.shown_pid(pid);
+        if let Some(slow) = &mut self.slow {
+            slow.pending.add_events(pid, take(&mut report.events));
+        }
+        let (pairs, functions) = (report.latencies, report.function_latencies);
+        LatencyReading::last(pairs, functions, report.keyed_times, &report.counts)
+    }
+
     fn show(
         &mut self,
-        shown: ShownReading<'_, LatencyReading>,
+        shown: ShownReadings<'_, LatencyReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        let (latencies, at) = (shown.reading, shown.at);
-        let so_far = Latencies::new(self.targets(), &latencies, at, self.asked).so_far();
-        let next = if let Some(table) = shown.table {
-            table.redraw(&so_far.table(), &shown.gaps, interruptible)
-        } else {
-            let text = output::latencies(self.output.format, &so_far);
-            text.and_then(|text| interruptible.write(&text))
-        };
-        self.last = Some((latencies, at));
+        if self.slow.is_some() {
+            return self.show_slow(&shown, interruptible);
+        }
+        let reading = self.reading(shown.each);
+        let so_far = Latencies::new(shown.targets, &reading, shown.at, self.asked).so_far();
+        if let Some(table) = shown.table {
+            return table.redraw(&so_far.table(), &shown.gaps, interruptible);
+        }
+        interruptible.write(&output::latencies(self.output.format, &so_far)?)
+    }
+}
+
+impl LatencyPrinter<'_> {
+    /// The pid, if there may be several.
+    fn shown_pid(&self, pid: i32) -> Option<i32> {
+        self.is_of_several.then_some(pid)
+    }
+
+    /// Prepares to show the stacks of slow pairs.
+    fn add_stacks(&mut self, target: &Target) -> probes_lib::Result<()> {
+        let pid = self.shown_pid(target.pid());
+        if let Some(slow) = &mut self.slow {
+            if let Some(frames) = slow.frames {
+                let stacks = Stacks::of_process(target.pid())?;
+                slow.pending.add_stacks(pid, stacks, frames);
+            }
+        }
+        Ok(())
+    }
+
+    /// The readings of all processes as one.
+    fn reading<'r>(&self, each: &'r [(i32, LatencyReading)]) -> Cow<'r, LatencyReading> {
+        match each {
+            [(_, reading)] if !self.is_of_several => Cow::Borrowed(reading),
+            _ => Cow::Owned(LatencyReading::of_processes(each, self.by_pid)),
+        }
+    }
+
+    /// Shows slow pairs, if the times are read that tell whether these can be trusted; each time that an interval is over,
+    /// also the times.
+    fn show_slow(
+        &mut self,
+        shown: &ShownReadings<'_, LatencyReading>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let mut next = Ok(Next::Continue);
+        if self.slow.as_ref().is_some_and(|slow| slow.are_times_read) {
+            let text = self.slow_text(shown.each)?;
+            next = interruptible.write(&(text + &self.times_if_due(shown)?));
+        }
+        if let Some(slow) = &mut self.slow {
+            slow.are_times_read = slow.pending.are_due();
+        }
         next
     }
 
-    /// If there is a reading, shows slow pairs and, each time that an interval is over, the reading; keeps the reading.
-    fn show_slow(
-        &mut self,
-        shown: ShownReading<'_, Option<LatencyReading>>,
-        slow_pairs: &mut PendingSlowPairs,
-        interval: Option<Duration>,
-        interruptible: &mut InterruptibleOutput,
-    ) -> Result<Next, Failure> {
-        let (Some(latencies), at) = (shown.reading, shown.at) else {
-            return Ok(Next::Continue);
+    fn slow_text(&mut self, each: &[(i32, LatencyReading)]) -> Result<String, Failure> {
+        let of_process = |pid: Option<i32>| {
+            let mut each = each.iter();
+            let found = each.find(|(of, _)| pid.is_none_or(|pid| pid == *of));
+            found.map(|(_, reading)| reading)
         };
-        let mut text = slow_pairs.text(|_| Some(&latencies))?;
-        if interval.is_some_and(|interval| at >= self.shown_at.saturating_add(interval)) {
-            self.shown_at = at;
-            let so_far = Latencies::new(self.targets(), &latencies, at, self.asked).so_far();
-            text += &output::latencies(self.output.format, &so_far)?;
+        let slow = self.slow.as_mut();
+        slow.map_or(Ok(String::new()), |it| it.pending.text(of_process))
+    }
+
+    /// The times, if an interval is over.
+    fn times_if_due(
+        &mut self,
+        shown: &ShownReadings<'_, LatencyReading>,
+    ) -> Result<String, Failure> {
+        let interval = self.interval.unwrap_or(Duration::MAX);
+        match &mut self.slow {
+            Some(slow) if shown.at >= slow.times_shown_at.saturating_add(interval) => {
+                slow.times_shown_at = shown.at;
+            }
+            _ => return Ok(String::new()),
         }
-        self.last = Some((latencies, at));
-        interruptible.write(&text)
+        let reading = self.reading(shown.each);
+        let so_far = Latencies::new(shown.targets, &reading, shown.at, self.asked).so_far();
+        output::latencies(self.output.format, &so_far)
+    }
+
+    /// Prints the final times and the slow pairs before them.
+    fn finish(
+        mut self,
+        mut outcome: Outcome<LatencyReading>,
+        report_file: Option<ReportFile>,
+    ) -> Result<(), Failure> {
+        let (output, messages) = (self.output, &self.output.messages);
+        let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
+        if last.is_empty() {
+            return outcome.finish(messages);
+        }
+        let slow = self.slow_text(&last);
+        let reading = self.reading(&last);
+        let latencies = Latencies::new(&targets, &reading, outcome.read_until, self.asked);
+        let figures = output::latencies(output.format, &latencies);
+        outcome.print(output, slow.and_then(|slow| Ok(slow + &figures?)));
+        if let Some(report_file) = report_file {
+            let written = report_file.write(latencies.picture());
+            outcome.failures.add(written);
+        }
+        let (lines, sum) = latencies.sum();
+        output.sum_up(messages, lines, || sum);
+        outcome.warn_of_lead(messages);
+        // The result says it, too. A terminal that accepts no output would keep this command from ending.
+        if outcome.output_was_read {
+            warn_of_doubts(messages, &latencies);
+        }
+        outcome.finish(messages)
     }
 }

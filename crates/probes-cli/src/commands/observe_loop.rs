@@ -3,20 +3,21 @@
 //! command fails with that error.
 
 use std::iter;
+use std::slice;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
+use probes_lib::{Observation, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
 use super::gaps::{GapWarning, Gaps};
-use super::redraw::RedrawnTable;
+use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, Unreported};
 use super::step_failures::StepFailures;
 use super::undo::retry;
 use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec, is_replaced};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{Format, WarningKind};
+use crate::output::WarningKind;
 use crate::progress::LongWork;
 use crate::signals::{TerminationSignals, WaitEnd};
 
@@ -27,129 +28,50 @@ pub(super) const COUNTS_INTERVAL: Duration = Duration::from_millis(200);
 /// When a process is read for the first time: one that exits soon has hits, too.
 const FIRST_READING: Duration = Duration::from_millis(2);
 
-/// How often a table on a terminal is redrawn, unless -interval says how often.
-const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
-
 /// A process that is observed.
-pub(super) struct ObservationLoop<'t> {
-    target: &'t Target,
+pub(super) struct ObservationLoop<'o> {
+    target: Target,
     observer: Observer,
     begun: Instant,
     duration: Option<Duration>,
     /// When the last reading was, since the beginning.
     read_at: Option<Duration>,
     interruptible: InterruptibleOutput,
-    output: &'t Output,
+    output: &'o Output,
     warning: GapWarning,
 }
 
-/// The result of an observation.
-pub(super) struct Outcome<T> {
-    /// `None` if the process is gone or the observation could not be removed: the last reading is
-    /// then all there is.
-    pub(super) observed: Option<ObservationReport>,
-    /// The latest reading and its time, if it has not been shown.
-    pub(super) last: Option<(T, Duration)>,
-    /// How long it took.
-    pub(super) lasted: Duration,
-    /// False if a blocked write to standard output was interrupted by a signal, because its reader
-    /// did not read.
-    pub(super) output_was_read: bool,
-    /// What has failed; to be reported after the results are printed.
-    pub(super) failures: StepFailures,
-    gaps: Gaps,
-    warning: GapWarning,
-}
-
-/// A reading that is shown.
-pub(super) struct ShownReading<'t, T> {
-    pub(super) reading: T,
-    /// Since the beginning.
-    pub(super) at: Duration,
-    /// To be shown in a table that is redrawn. Otherwise, warnings tell of them: those of [`ObservationLoop`] before
-    /// the reading is shown, those of [`SeveralObservations`](super::several::SeveralObservations) at the end.
-    pub(super) gaps: Gaps,
-    /// The table that is redrawn, if one is.
-    pub(super) table: Option<&'t mut RedrawnTable>,
-}
-
-/// How often the figures so far are shown, and whether as a table that is redrawn.
-pub(super) struct Display {
-    /// `None` if they are shown only in the end.
-    pub(super) interval: Option<Duration>,
-    pub(super) table: Option<RedrawnTable>,
-}
-
-impl Display {
-    /// Redraws tables on a terminal; shows anything else only if there is an interval.
-    pub(super) fn new(output: &Output, interval: Option<Duration>) -> Result<Display, Failure> {
-        let is_terminal = output.destination.is_terminal_on_stdout();
-        let is_redrawn = output.format == Format::Table && is_terminal;
-        Ok(Display {
-            interval: interval.or(is_redrawn.then_some(REDRAW_INTERVAL)),
-            table: is_redrawn.then(RedrawnTable::new).transpose()?,
-        })
-    }
-}
-
-impl<T> Outcome<T> {
-    /// Prints the results.
-    pub(super) fn print(&mut self, output: &Output, text: Result<String, Failure>) {
-        let printed = text.and_then(|text| output.print_last(&text, self.output_was_read));
-        self.failures.add(printed);
-    }
-
-    /// The outcome without its last reading, which the caller keeps.
-    pub(super) fn without_last<U>(self) -> Outcome<U> {
-        Outcome {
-            observed: self.observed,
-            last: None,
-            lasted: self.lasted,
-            output_was_read: self.output_was_read,
-            failures: self.failures,
-            gaps: self.gaps,
-            warning: self.warning,
-        }
-    }
-
-    /// Reports gaps in the results, which have been printed, and what has failed.
-    pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
-        self.warning.update(messages, &self.gaps);
-        self.failures.finish(messages)
-    }
-}
-
-impl<'t> ObservationLoop<'t> {
+impl<'o> ObservationLoop<'o> {
     /// Begins to observe a process, for `duration` or until a signal comes.
     pub(super) fn begin(
-        target: &'t Target,
+        target: &Target,
         observation: &Observation,
         options: Options,
         duration: Option<Duration>,
-        output: &'t Output,
-    ) -> Result<ObservationLoop<'t>, Failure> {
+        output: &'o Output,
+    ) -> Result<ObservationLoop<'o>, Failure> {
         let observe = || target.observe(observation, options);
         ObservationLoop::begin_by(target, duration, output, observe)
     }
 
     /// The same, with the observer that `observe` returns.
     pub(super) fn begin_by(
-        target: &'t Target,
+        target: &Target,
         duration: Option<Duration>,
-        output: &'t Output,
+        output: &'o Output,
         observe: impl FnOnce() -> probes_lib::Result<Observer>,
-    ) -> Result<ObservationLoop<'t>, Failure> {
+    ) -> Result<ObservationLoop<'o>, Failure> {
         let observe = || observe_by(target, &output.messages, observe);
         ObservationLoop::with_observer(target, None, duration, output, observe)
     }
 
     /// Goes on with the observation of a program that was started with it.
     pub(super) fn of(
-        target: &'t Target,
+        target: &Target,
         observer: Observer,
         duration: Option<Duration>,
-        output: &'t Output,
-    ) -> Result<ObservationLoop<'t>, Failure> {
+        output: &'o Output,
+    ) -> Result<ObservationLoop<'o>, Failure> {
         let program = Some(target.pid());
         ObservationLoop::with_observer(target, program, duration, output, || {
             warn_of_refused_closures(&output.messages, target.pid(), observer.code_digest());
@@ -159,12 +81,12 @@ impl<'t> ObservationLoop<'t> {
 
     /// Signals are passed on to `program`.
     fn with_observer(
-        target: &'t Target,
+        target: &Target,
         program: Option<i32>,
         duration: Option<Duration>,
-        output: &'t Output,
+        output: &'o Output,
         observer: impl FnOnce() -> Result<Observer, Failure>,
-    ) -> Result<ObservationLoop<'t>, Failure> {
+    ) -> Result<ObservationLoop<'o>, Failure> {
         // Signals are blocked before anything is changed, so that none can keep the observation
         // from being removed.
         let signals = TerminationSignals::block_and_pass_on(program)?;
@@ -173,7 +95,7 @@ impl<'t> ObservationLoop<'t> {
         let begun = Instant::now();
         interruptible.set_deadline(duration.and_then(|after| begun.checked_add(after)));
         Ok(ObservationLoop {
-            target,
+            target: target.clone(),
             observer,
             begun,
             duration,
@@ -188,19 +110,22 @@ impl<'t> ObservationLoop<'t> {
         &self.observer
     }
 
-    /// Calls `show` with a reading at the intervals of `display` until the observation is over; then removes the
+    pub(super) fn messages(&self) -> Messages {
+        self.output.messages
+    }
+
+    /// Calls [`ReadingHandler::show`] at the intervals of `display` until the observation is over; then removes the
     /// observation. If the intervals are long, the process is read in between, too, because it may exit before the next
     /// reading is shown. A table that is redrawn is erased in the end. Returns what was observed until then, whatever
     /// fails.
-    pub(super) fn run<T>(
+    pub(super) fn run<H: ReadingHandler>(
         mut self,
         mut display: Display,
-        read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        show: impl FnMut(ShownReading<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
-    ) -> Outcome<T> {
-        let mut last = None;
+        handler: &mut H,
+    ) -> Outcome<H::Reading> {
+        let mut last = Vec::new();
         let begun = self.output.begin();
-        let read_result = self.read_repeatedly(&mut display, &mut last, read, show);
+        let read_result = self.read_repeatedly(&mut display, &mut last, handler);
         let lasted = self.begun.elapsed();
         // Removed whatever has failed so far.
         let removed = retry(self.interruptible.signals(), &self.output.messages, || {
@@ -208,7 +133,6 @@ impl<'t> ObservationLoop<'t> {
         });
         let gaps = Gaps::of(&self.observer);
         let (output_was_read, rest_printed) = self.interruptible.end();
-        let pid = self.target.pid();
         let mut failures = StepFailures::default();
         failures.add(begun);
         failures.add(rest_printed);
@@ -221,15 +145,17 @@ impl<'t> ObservationLoop<'t> {
             Err(failure) => (None, Err(failure)),
         };
         failures.add(shown);
-        let observed = match removed {
-            Ok(observed) => {
-                warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
+        let pid = self.target.pid();
+        let read_until = match removed {
+            Ok(report) => {
+                warn_of_still_mapped(&self.output.messages, pid, report.still_mapped);
                 failures.add(
                     read_error
                         .map_or(Ok(()), Err)
                         .map_err(Failure::of_process(pid)),
                 );
-                Some(observed)
+                last = vec![(pid, handler.last(pid, report, Duration::ZERO))];
+                lasted
             }
             Err(error) => {
                 if let Some(exit_or_exec) = exit_or_exec(&error) {
@@ -244,29 +170,29 @@ impl<'t> ObservationLoop<'t> {
                     let failure = Failure::of_removal(pid, earlier.unwrap_or(error));
                     failures.add(Err(failure));
                 }
-                None
+                self.read_at.unwrap_or(lasted)
             }
         };
         Outcome {
-            observed,
+            targets: vec![self.target],
             last,
+            read_until,
             lasted,
             output_was_read,
             failures,
-            gaps,
-            warning: self.warning,
+            unreported: Unreported::OfOne(self.warning, gaps),
         }
     }
 
     /// Reads and shows until the observation is over. The inner error is that of a reading that
     /// failed, the outer one that of waiting or showing.
-    fn read_repeatedly<T>(
+    fn read_repeatedly<H: ReadingHandler>(
         &mut self,
         display: &mut Display,
-        last: &mut Option<(T, Duration)>,
-        mut read: impl FnMut(&mut Observer) -> probes_lib::Result<T>,
-        mut show: impl FnMut(ShownReading<'_, T>, &mut InterruptibleOutput) -> Result<Next, Failure>,
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
     ) -> Result<probes_lib::Result<()>, Failure> {
+        let pid = self.target.pid();
         let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.duration.unwrap_or(Duration::MAX);
         let mut next = interval;
@@ -277,34 +203,35 @@ impl<'t> ObservationLoop<'t> {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
             let signals = self.interruptible.signals();
-            let wait_end = signals.wait(iter::once(self.target), left)?;
+            let wait_end = signals.wait(iter::once(&self.target), left)?;
             let at = self.begun.elapsed();
             if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
                 return Ok(Ok(()));
             }
-            let reading = match read(&mut self.observer) {
-                Ok(reading) => reading,
+            match handler.read(pid, &mut self.observer, Duration::ZERO) {
+                Ok(Some(reading)) => {
+                    self.read_at = Some(at);
+                    *last = vec![(pid, reading)];
+                }
+                Ok(None) => {}
                 Err(error) => return Ok(Err(error)),
-            };
-            self.read_at = Some(at);
+            }
             if at >= next {
-                *last = None;
                 let gaps = Gaps::of(&self.observer);
                 if display.table.is_none() {
                     self.warning.update(&self.output.messages, &gaps);
                 }
-                let shown = ShownReading {
-                    reading,
+                let shown = ShownReadings {
+                    targets: slice::from_ref(&self.target),
+                    each: last,
                     at,
                     gaps,
                     table: display.table.as_mut(),
                 };
-                if let Next::Stop = show(shown, &mut self.interruptible)? {
+                if let Next::Stop = handler.show(shown, &mut self.interruptible)? {
                     return Ok(Ok(()));
                 }
                 next = next_time(at, interval);
-            } else {
-                *last = Some((reading, at));
             }
             reading_at = reading_after(at, interval);
         }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observation, ObservationReport, Observer, Options, Target};
+use probes_lib::{Observation, Observer, Options, Target};
 
 use super::forked_processes::{
     ForkedProcess, ForkedProcesses, Parent, warn_of_late_start, warn_of_unrestored,
@@ -11,20 +11,19 @@ use super::forked_processes::{
 };
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
-    Display, ShownReading, next_time, observe_by, reading_after, warn_of_still_mapped,
-    warn_of_unread_end,
+    next_time, observe_by, reading_after, warn_of_still_mapped, warn_of_unread_end,
 };
-use super::open_target::{describe, open_to_observe};
+use super::open_target::describe;
 use super::process_failures::ProcessFailures;
+use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, Unreported};
 use super::step_failures::StepFailures;
 use super::undo::retry;
 use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec};
-use crate::flags::{ForkedFlag, TargetSelection};
+use crate::flags::ForkedFlag;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::WarningKind;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// Why callers are not distinguished if there may be several processes, or they are distinguished `by_pid`.
@@ -99,41 +98,6 @@ impl ObservedProcess {
     }
 }
 
-/// Opens the processes that are selected. One that cannot be opened is a failure, and the others are observed.
-pub(super) fn open(
-    selection: &TargetSelection,
-    pids: &[i32],
-    needs_probes: bool,
-    forked: ForkedFlag,
-    output: &Output,
-) -> (Vec<Target>, ProcessFailures) {
-    let mut failures = ProcessFailures::new(selection, pids.len(), output.messages);
-    if forked.follow {
-        failures = failures.of_any_number();
-    }
-    let mut targets = Vec::new();
-    for &pid in pids {
-        let messages = failures.messages(pid);
-        let opened = open_to_observe(pid, needs_probes, &messages);
-        targets.extend(failures.record(pid, opened));
-    }
-    (targets, failures)
-}
-
-/// The end of an observation of several processes.
-pub(super) struct SeveralOutcome<T> {
-    pub(super) targets: Vec<Target>,
-    /// What was read last of each process of which anything was read, by its pid.
-    pub(super) last: Vec<(i32, T)>,
-    pub(super) lasted: Duration,
-    /// For how much longer than the last process the first was observed.
-    lead: Duration,
-    /// False if a blocked write to standard output was interrupted by a signal.
-    pub(super) output_was_read: bool,
-    failures: ProcessFailures,
-    printed: Result<(), Failure>,
-}
-
 impl<'o> SeveralObservations<'o> {
     /// Begins to observe processes, until the time is over or a signal comes. A process that cannot be observed is a
     /// failure, and the others are observed.
@@ -182,47 +146,67 @@ impl<'o> SeveralObservations<'o> {
         each.map(|(one, target)| (self.failures.messages(target.pid()), &one.observer))
     }
 
-    /// Calls `show` with the readings at the intervals of `display` until the observation is over or all processes have
+    /// Calls [`ReadingHandler::show`] at the intervals of `display` until the observation is over or all processes have
     /// exited; then removes the observation from all processes. In between, each process is read too, because it may
     /// exit. Returns what was observed until then, whatever fails.
     ///
-    /// `read` and `last_of` get the pid of the process that they read, and for how long it was observed before the time began.
-    /// A reading replaces the previous one of its process; `None` leaves that in place. If all are read together in the end, what
-    /// `last_of` returns is kept only of those that could not be read then. `joins` is called with each process that is observed from then on, because another one
-    /// has forked it.
-    pub(super) fn run<T>(
+    /// If all are read together in the end, what [`ReadingHandler::last`] returns is kept only of those that could not be
+    /// read then.
+    pub(super) fn run<H: ReadingHandler>(
         mut self,
         mut display: Display,
-        mut joins: impl FnMut(&Target),
-        mut read: impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
-        mut last_of: impl FnMut(i32, ObservationReport, Duration) -> T,
-        mut show: impl FnMut(
-            &[Target],
-            &[(i32, T)],
-            ShownReading<'_, ()>,
-            &mut InterruptibleOutput,
-        ) -> Result<Next, Failure>,
-    ) -> SeveralOutcome<T> {
-        let mut last: Vec<(i32, T)> = Vec::new();
-        self.observe_forked(&mut joins);
+        handler: &mut H,
+    ) -> Outcome<H::Reading> {
+        let mut last = Vec::new();
+        self.observe_forked(handler);
         self.begin_time();
         let mut printed = Ok(());
         // The file of -o stays as it is if none can be observed.
         if !self.each.is_empty() {
             printed = self.output.begin();
             if printed.is_ok() {
-                printed =
-                    self.read_repeatedly(&mut display, &mut joins, &mut last, &mut read, &mut show);
+                printed = self.read_repeatedly(&mut display, &mut last, handler);
             }
         }
         let lasted = self.begun.elapsed();
         let are_read = if self.request.is_read_together {
-            self.read_last(lasted, &mut last, &mut read)
+            self.read_last(lasted, &mut last, handler)
         } else {
             HashSet::new()
         };
+        self.remove_all(lasted, &mut last, &are_read, handler);
+        self.restore_forked();
+        let (output_was_read, rest_printed) = self.interruptible.end();
+        printed = printed.and(rest_printed);
+        if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
+            printed = printed.and(self.output.print(&table.erase_sequence()));
+        }
+        let mut failures = StepFailures::default();
+        failures.add(printed);
+        Outcome {
+            targets: self.targets,
+            last,
+            read_until: lasted,
+            lasted,
+            output_was_read,
+            failures,
+            unreported: Unreported::OfSeveral {
+                failures: self.failures,
+                lead: self.lead,
+            },
+        }
+    }
+
+    /// Removes the observation from all processes, whatever has failed so far. Of those that `are_read`, the last reading
+    /// stays.
+    fn remove_all<H: ReadingHandler>(
+        &mut self,
+        lasted: Duration,
+        last: &mut Vec<(i32, H::Reading)>,
+        are_read: &HashSet<i32>,
+        handler: &mut H,
+    ) {
         let signals = self.interruptible.signals();
-        // Removed from all, whatever has failed so far.
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
             let pid = target.pid();
             let messages = self.failures.messages(pid);
@@ -233,9 +217,9 @@ impl<'o> SeveralObservations<'o> {
                     warn_of_unrestored(&messages, pid, &report);
                     let gaps = gaps_but(&self.forked, &one.observer);
                     one.warning.update(&messages, &gaps);
-                    let reading = last_of(pid, report, lead);
+                    let reading = handler.last(pid, report, lead);
                     if !are_read.contains(&pid) {
-                        keep(&mut last, pid, reading);
+                        keep(last, pid, reading);
                     }
                 }
                 Err(error) => match exit_or_exec(&error) {
@@ -252,36 +236,21 @@ impl<'o> SeveralObservations<'o> {
                 },
             }
         }
-        self.restore_forked();
-        let (output_was_read, rest_printed) = self.interruptible.end();
-        printed = printed.and(rest_printed);
-        if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
-            printed = printed.and(self.output.print(&table.erase_sequence()));
-        }
-        SeveralOutcome {
-            targets: self.targets,
-            last,
-            lasted,
-            lead: self.lead,
-            output_was_read,
-            failures: self.failures,
-            printed,
-        }
     }
 
     /// Reads each process. One that can be read no more is not read again.
-    fn read_each<T>(
+    fn read_each<H: ReadingHandler>(
         &mut self,
         at: Duration,
-        last: &mut Vec<(i32, T)>,
-        read: &mut impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
     ) {
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
             if one.failed_at.is_some() {
                 continue;
             }
             let pid = target.pid();
-            match read(pid, &mut one.observer, lead(self.begun, one.since)) {
+            match handler.read(pid, &mut one.observer, lead(self.begun, one.since)) {
                 Ok(Some(reading)) => {
                     one.read_at = Some(at);
                     keep(last, pid, reading);
@@ -298,17 +267,17 @@ impl<'o> SeveralObservations<'o> {
     }
 
     /// Reads each process once more. Returns the pids of those that were read: of the others, the removal tells what is wrong.
-    fn read_last<T>(
+    fn read_last<H: ReadingHandler>(
         &mut self,
         at: Duration,
-        last: &mut Vec<(i32, T)>,
-        read: &mut impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
     ) -> HashSet<i32> {
         let mut are_read = HashSet::new();
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
             let pid = target.pid();
             let reading = match one.failed_at {
-                None => read(pid, &mut one.observer, lead(self.begun, one.since)),
+                None => handler.read(pid, &mut one.observer, lead(self.begun, one.since)),
                 Some(_) => continue,
             };
             if let Ok(Some(reading)) = reading {
@@ -344,7 +313,7 @@ impl<'o> SeveralObservations<'o> {
     }
 
     /// Observes processes that observed ones have forked by themselves, if that is asked for and it is time.
-    fn observe_forked(&mut self, joins: &mut impl FnMut(&Target)) {
+    fn observe_forked(&mut self, handler: &mut impl ReadingHandler) {
         let Some(forked) = &mut self.forked else {
             return;
         };
@@ -354,7 +323,7 @@ impl<'o> SeveralObservations<'o> {
             self.failures.add_process();
             match self.observe_one_forked(it) {
                 Ok((child, observer)) => {
-                    joins(&child);
+                    handler.add_process(&child);
                     self.each.push(ObservedProcess::of(observer));
                     self.targets.push(child);
                 }
@@ -392,18 +361,11 @@ impl<'o> SeveralObservations<'o> {
     }
 
     /// Reads and shows until the observation is over.
-    fn read_repeatedly<T>(
+    fn read_repeatedly<H: ReadingHandler>(
         &mut self,
         display: &mut Display,
-        joins: &mut impl FnMut(&Target),
-        last: &mut Vec<(i32, T)>,
-        read: &mut impl FnMut(i32, &mut Observer, Duration) -> probes_lib::Result<Option<T>>,
-        show: &mut impl FnMut(
-            &[Target],
-            &[(i32, T)],
-            ShownReading<'_, ()>,
-            &mut InterruptibleOutput,
-        ) -> Result<Next, Failure>,
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
     ) -> Result<(), Failure> {
         let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.request.duration.unwrap_or(Duration::MAX);
@@ -420,58 +382,26 @@ impl<'o> SeveralObservations<'o> {
             if matches!(wait_end, WaitEnd::Interrupted) || at >= end {
                 return Ok(());
             }
-            self.read_each(at, last, read);
-            self.observe_forked(joins);
+            self.read_each(at, last, handler);
+            self.observe_forked(handler);
             if self.each.iter().all(|one| one.failed_at.is_some()) {
                 return Ok(());
             }
             if at >= next {
-                let shown = ShownReading {
-                    reading: (),
+                let shown = ShownReadings {
+                    targets: &self.targets,
+                    each: last,
                     at,
                     gaps: self.gaps(),
                     table: display.table.as_mut(),
                 };
-                if let Next::Stop = show(&self.targets, last, shown, &mut self.interruptible)? {
+                if let Next::Stop = handler.show(shown, &mut self.interruptible)? {
                     return Ok(());
                 }
                 next = next_time(at, interval);
             }
             reading_at = reading_after(at, interval);
         }
-    }
-}
-
-impl<T> SeveralOutcome<T> {
-    /// Warns if the first process was observed for so much longer than the last that it matters: by more than a tenth.
-    pub(super) fn warn_of_lead(&self, messages: &Messages) {
-        if self.lead > self.lasted / 10 {
-            messages.warning(
-                WarningKind::UnevenTimes,
-                &format!(
-                    "the first process was observed for {} ms longer than the last: its hits until then are counted, too",
-                    self.lead.as_millis()
-                ),
-                "processes are observed one after the other: in a longer time, the difference matters less",
-            );
-        }
-    }
-
-    /// Prints the results, and reports what has failed.
-    pub(super) fn finish(
-        mut self,
-        output: &Output,
-        text: Result<String, Failure>,
-    ) -> Result<(), Failure> {
-        let last_printed = text.and_then(|text| match &*text {
-            "" => Ok(()),
-            text => output.print_last(text, self.output_was_read),
-        });
-        let mut failures = StepFailures::default();
-        failures.add(self.printed);
-        failures.add(last_printed);
-        failures.add(self.failures.finish(OTHERS_WERE_OBSERVED));
-        failures.finish(&output.messages)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::mem::take;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Events, Observer, SlowPair, Stacks};
+use probes_lib::{Events, SlowPair, Stacks};
 
 use super::observe_loop::next_reading;
 use crate::destination::Output;
@@ -51,18 +51,6 @@ impl PendingSlowPairs {
     /// there is only one process.
     pub(super) fn add_stacks(&mut self, pid: Option<i32>, stacks: Stacks, frames: usize) {
         self.lines.add_stacks(pid, stacks, frames);
-    }
-
-    /// Reads the slow pairs since the last reading, and also all times if they are due.
-    pub(super) fn read(
-        &mut self,
-        observer: &mut Observer,
-    ) -> probes_lib::Result<Option<LatencyReading>> {
-        self.add_events(None, observer.events()?);
-        if !self.are_due() {
-            return Ok(None);
-        }
-        LatencyReading::of(observer).map(Some)
     }
 
     /// Returns whether all times are to be read now, and the slow pairs that wait are to be shown.

@@ -3,17 +3,16 @@
 mod events;
 mod reservoir;
 
-use std::cell::RefCell;
 use std::mem::take;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Events, Functions, Observer, Stacks, Target};
+use probes_lib::{Events, Functions, ObservationReport, Observer, Stacks, Target};
 
-use super::observe_loop::{Display, ObservationLoop};
-use super::open_target::{open_to_observe, sources};
-use super::several::{self, ObservationRequest, SeveralObservations};
-use super::step_failures::StepFailures;
+use super::observed_processes::OpenedProcesses;
+use super::open_target::sources;
+use super::readings::{Display, ReadingHandler, ShownReadings};
+use super::several::ObservationRequest;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -22,7 +21,7 @@ use crate::flags::{
     PathFlags, SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags, positive,
     refuse_fields_in_json, with_regexp_help,
 };
-use crate::interruptible_output::Next;
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{self, Format, FunctionSources, Hits, Missing, ProcessHit, WarningKind};
 use crate::text::{number_of, number_that_were};
@@ -148,38 +147,48 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pids = args
         .selection
         .pids(watched.needs_probes(), &output.messages)?;
-    let is_of_several = args.selection.is_by_name() || args.forked.follow;
-    let (&[pid], false) = (&pids[..], is_of_several) else {
-        return run_of_several(args, watched, &pids, &output);
-    };
-    let output = output.with_pid(pid);
-    let target = open_to_observe(pid, watched.needs_probes(), &output.messages)?;
+    let is_of_several = args.selection.is_of_several(&pids, args.forked);
+    let (opened, output) = OpenedProcesses::open(
+        &args.selection,
+        &pids,
+        is_of_several,
+        watched.needs_probes(),
+        args.forked,
+        output,
+    )?;
+    let mut hits = Hits::new(output.format, args.paths.form());
+    if is_of_several {
+        hits = hits.of_several();
+    }
+    if watched.has_functions() && !watched.needs_probes() {
+        hits = hits.of_functions_only();
+    }
     // Before anything is observed, because it may take long.
-    let hits = Hits::new(output.format, args.paths.form());
-    let hits = of_processes(hits, args, watched, std::slice::from_ref(&target));
-    let active = ObservationLoop::begin(
-        &target,
-        &watched.observation(),
-        args.seccomp.options(args.take_over.options()),
-        args.until.duration,
+    for target in opened.targets() {
+        add_process(&mut hits, watched, target);
+    }
+    let hits = hits.of_fields(args.fields.as_deref());
+    let active = opened.begin(
+        ObservationRequest {
+            observation: watched.observation(),
+            options: args.seccomp.options(args.take_over.options()),
+            duration: args.until.duration,
+            is_read_together: false,
+        },
         &output,
     )?;
-    say_unwatched(&output.messages, active.observer(), watched);
-    let mut watching = HitPrinter::of(args, hits, &output);
-    let mut outcome = active.run(
-        DISPLAY,
-        |observer| observer.events(),
-        |shown, interruptible| {
-            watching.add(pid, shown.reading);
-            watching.show(|text| interruptible.write(text))
-        },
-    );
+    for (messages, observer) in active.each() {
+        say_unwatched(&messages, observer, watched);
+    }
+    let mut watcher = Watcher {
+        watched,
+        printer: HitPrinter::of(args, hits, &output),
+    };
+    let mut outcome = active.run(DISPLAY, &mut watcher);
     if outcome.output_was_read {
-        let observed = outcome.observed.take().map(|observed| observed.events);
-        watching.add(pid, observed.unwrap_or_default());
         let failures = &mut outcome.failures;
-        failures.add(watching.show_rest());
-        failures.add(watching.report_missing());
+        failures.add(watcher.printer.show_rest());
+        failures.add(watcher.printer.report_missing());
     }
     outcome.finish(&output.messages)
 }
@@ -190,64 +199,41 @@ const DISPLAY: Display = Display {
     table: None,
 };
 
-/// Shows the hits of several processes.
-fn run_of_several(
-    args: &Args,
-    watched: &Watched,
-    pids: &[i32],
-    output: &Output,
-) -> Result<(), Failure> {
-    let needs_probes = watched.needs_probes();
-    let (targets, failures) =
-        several::open(&args.selection, pids, needs_probes, args.forked, output);
-    let hits = Hits::new(output.format, args.paths.form()).of_several();
-    let hits = of_processes(hits, args, watched, &targets);
-    let active = SeveralObservations::begin(
-        targets,
-        ObservationRequest {
-            observation: watched.observation(),
-            options: args.seccomp.options(args.take_over.options()),
-            duration: args.until.duration,
-            is_read_together: false,
-        },
-        args.forked,
-        failures,
-        output,
-    )?;
-    for (messages, observer) in active.each() {
-        say_unwatched(&messages, observer, watched);
-    }
-    let watching = RefCell::new(HitPrinter::of(args, hits, output));
-    let outcome = active.run(
-        DISPLAY,
-        |target| add_process(&mut watching.borrow_mut().hits, watched, target),
-        |pid, observer, _| {
-            let events = observer.events()?;
-            watching.borrow_mut().add(pid, events);
-            Ok(Some(()))
-        },
-        |pid, report, _| watching.borrow_mut().add(pid, report.events),
-        |_, _, _, interruptible| watching.borrow_mut().show(|text| interruptible.write(text)),
-    );
-    let mut watching = watching.into_inner();
-    let mut failed = StepFailures::default();
-    if outcome.output_was_read {
-        failed.add(watching.show_rest());
-        failed.add(watching.report_missing());
-    }
-    failed.add(outcome.finish(output, Ok(String::new())));
-    failed.finish(&output.messages)
+/// Reads and shows hits.
+struct Watcher<'w> {
+    watched: &'w Watched,
+    printer: HitPrinter,
 }
 
-/// Returns `hits` with what it takes to show the hits of these processes as the flags say.
-fn of_processes(mut hits: Hits, args: &Args, watched: &Watched, targets: &[Target]) -> Hits {
-    if watched.has_functions() && !watched.needs_probes() {
-        hits = hits.of_functions_only();
+impl ReadingHandler for Watcher<'_> {
+    /// Hits wait in the printer.
+    type Reading = ();
+
+    fn add_process(&mut self, target: &Target) {
+        add_process(&mut self.printer.hits, self.watched, target);
     }
-    for target in targets {
-        add_process(&mut hits, watched, target);
+
+    fn read(
+        &mut self,
+        pid: i32,
+        observer: &mut Observer,
+        _: Duration,
+    ) -> probes_lib::Result<Option<()>> {
+        self.printer.add(pid, observer.events()?);
+        Ok(Some(()))
     }
-    hits.of_fields(args.fields.as_deref())
+
+    fn last(&mut self, pid: i32, report: ObservationReport, _: Duration) {
+        self.printer.add(pid, report.events);
+    }
+
+    fn show(
+        &mut self,
+        _: ShownReadings<'_, ()>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        self.printer.show(|text| interruptible.write(text))
+    }
 }
 
 /// Adds what is shown of the hits of a process.

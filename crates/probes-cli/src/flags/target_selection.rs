@@ -9,6 +9,7 @@ use probes_lib::{Error, survey};
 use regex::Regex;
 
 use super::checked::{Flags, each_once};
+use super::forked::ForkedFlag;
 use super::probe_selection::regexp;
 use crate::failure::Failure;
 use crate::messages::Messages;
@@ -81,6 +82,11 @@ impl TargetSelection {
             });
         }
         Ok(pids)
+    }
+
+    /// Whether an answer about the processes `pids` has the form of one about several: there are several, or may be.
+    pub(crate) fn is_of_several(&self, pids: &[i32], forked: ForkedFlag) -> bool {
+        self.is_by_name() || forked.follow || pids.len() > 1
     }
 
     /// Whether `error` says that the process has exited, and the process was selected only by its

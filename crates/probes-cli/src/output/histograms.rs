@@ -22,6 +22,7 @@ use crate::flags::WantedHistogram;
 use crate::text::{Escaped, TERMINAL_LINES, number_of};
 
 /// What an observer has recorded so far.
+#[derive(Clone)]
 pub(crate) struct HistogramReading {
     /// If processes are distinguished, each with its pid.
     histograms: Vec<(Option<i32>, ValueHistogram)>,

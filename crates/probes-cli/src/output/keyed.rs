@@ -19,6 +19,7 @@ use crate::flags::CountedBy;
 use crate::text::{Escaped, number_of, ocaml_string};
 
 /// The hits by keys that one observer or several have counted, and the functions that are not counted.
+#[derive(Clone)]
 pub(crate) struct KeyedReading {
     counts: KeyedCounts,
     refused: Vec<RefusedFunction>,
@@ -29,7 +30,7 @@ pub(crate) struct KeyedReading {
 }
 
 /// How many hits a second there were since the beginning.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct KeyedRates {
     keys: HashMap<Vec<Key>, f64>,
     other: f64,

@@ -19,6 +19,7 @@ use crate::flags::{CountedBy, WantedHistogram};
 use crate::text::{Escaped, number_of};
 
 /// The histograms that one observer or several have recorded, and the functions that are not observed.
+#[derive(Clone)]
 pub(crate) struct KeyedHistogramReading {
     histograms: KeyedHistograms,
     refused: Vec<RefusedFunction>,

@@ -55,6 +55,7 @@ pub(crate) struct TimesAsked<'a> {
 }
 
 /// What an observer has measured so far.
+#[derive(Clone)]
 pub(crate) struct LatencyReading {
     /// If processes are distinguished, each with its pid.
     pairs: Vec<(Option<i32>, Latency)>,

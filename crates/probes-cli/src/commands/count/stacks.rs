@@ -4,86 +4,110 @@
 use std::path::Path;
 use std::time::Duration;
 
-use probes_lib::{Events, Observation, Stacks, Target};
+use probes_lib::{Events, ObservationReport, Observer, Stacks};
 
-use crate::commands::observe_loop::{Display, ObservationLoop};
+use crate::commands::observed_processes::ObservedProcesses;
+use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::report_file::ReportFile;
-use crate::commands::uncounted::warn_of_uncounted;
 use crate::commands::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::interruptible_output::Next;
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{CountedStacks, WarningKind};
 use crate::text::number_of;
 
-/// The checked arguments of `count -by stack`.
-pub(super) struct StackCountRequest<'a> {
-    pub(super) observation: Observation,
-    pub(super) has_functions: bool,
+/// Counts the hits of a process by their stacks.
+pub(super) struct StackCounting {
+    counted: CountedStacks,
+    stacks: Stacks,
     /// How many stacks are printed at most.
-    pub(super) top: usize,
-    /// The file for a flame graph, or for folded stacks if its extension is `folded`.
-    pub(super) graph_path: Option<&'a Path>,
+    top: usize,
+    /// The file for a flame graph, or for folded stacks, which are wanted if its extension is `folded`.
+    graph: Option<(ReportFile, bool)>,
 }
 
-/// Counts the hits of a process.
-pub(super) fn run<'t>(
-    asked: &StackCountRequest<'_>,
-    target: &'t Target,
-    begin: impl FnOnce(&Observation) -> Result<ObservationLoop<'t>, Failure>,
-    output: &'t Output,
-) -> Result<(), Failure> {
-    // Before anything is observed, because it may take long, or fail.
-    let mut stacks = Stacks::of_process(target.pid()).map_err(Failure::of_process(target.pid()))?;
-    let report_file = asked.graph_path.map(ReportFile::create).transpose()?;
-    let active = begin(&asked.observation)?;
-    if asked.has_functions {
-        warn_of_uncounted(&output.messages, active.observer(), "counted");
+impl StackCounting {
+    /// Made before anything is observed, because it may take long, or fail.
+    pub(super) fn new(
+        pid: i32,
+        top: usize,
+        graph: Option<&Path>,
+    ) -> Result<StackCounting, Failure> {
+        let stacks = Stacks::of_process(pid).map_err(Failure::of_process(pid))?;
+        let create = |path| Ok((ReportFile::create(path)?, is_folded(path)));
+        Ok(StackCounting {
+            counted: CountedStacks::new(pid, stacks.program()),
+            stacks,
+            top,
+            graph: graph.map(create).transpose()?,
+        })
     }
-    let mut counted = CountedStacks::new(target.pid(), stacks.program());
-    let display = Display {
-        interval: Some(watch::HITS_INTERVAL),
-        table: None,
-    };
-    let mut outcome = active.run(
-        display,
-        |observer| observer.events(),
-        |shown, _| {
-            add(&mut counted, &mut stacks, &shown.reading);
-            Ok(Next::Continue)
-        },
-    );
-    if let Some((events, _)) = outcome.last.take() {
-        add(&mut counted, &mut stacks, &events);
+
+    /// Counts until the end, and prints what was counted.
+    pub(super) fn run(
+        mut self,
+        active: ObservedProcesses<'_>,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        let display = Display {
+            interval: Some(watch::HITS_INTERVAL),
+            table: None,
+        };
+        let mut outcome = active.run(display, &mut self);
+        let mut counted = self.counted;
+        counted.finish(outcome.lasted);
+        outcome.print(output, counted.text(output.format, self.top));
+        if let Some((file, is_folded)) = self.graph {
+            let drawn = counted.picture(is_folded);
+            outcome.failures.add(drawn.and_then(|it| file.write(it)));
+        }
+        if outcome.output_was_read {
+            warn_of_hits_without_stack(&counted, outcome.lasted, output);
+        }
+        outcome.finish(&output.messages)
     }
-    if let Some(observed) = outcome.observed.take() {
-        add(&mut counted, &mut stacks, &observed.events);
+
+    fn add(&mut self, events: &Events) {
+        for event in &events.events {
+            match &event.stack {
+                Some(copied) => self.counted.add(&self.stacks.of_hit(copied)),
+                None => self.counted.add_others(1),
+            }
+        }
+        self.counted.add_others(events.dropped);
+        self.counted.add_untyped(events.untyped.unwrap_or(0));
     }
-    counted.finish(outcome.lasted);
-    outcome.print(output, counted.text(output.format, asked.top));
-    if let Some(file) = report_file {
-        let drawn = counted.picture(asked.graph_path.is_some_and(is_folded));
-        outcome.failures.add(drawn.and_then(|it| file.write(it)));
+}
+
+impl ReadingHandler for StackCounting {
+    /// Hits are counted at once.
+    type Reading = ();
+
+    fn read(
+        &mut self,
+        _: i32,
+        observer: &mut Observer,
+        _: Duration,
+    ) -> probes_lib::Result<Option<()>> {
+        self.add(&observer.events()?);
+        Ok(Some(()))
     }
-    if outcome.output_was_read {
-        warn_of_hits_without_stack(&counted, outcome.lasted, output);
+
+    fn last(&mut self, _: i32, report: ObservationReport, _: Duration) {
+        self.add(&report.events);
     }
-    outcome.finish(&output.messages)
+
+    fn show(
+        &mut self,
+        _: ShownReadings<'_, ()>,
+        _: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        Ok(Next::Continue)
+    }
 }
 
 fn is_folded(path: &Path) -> bool {
     path.extension().is_some_and(|it| it == "folded")
-}
-
-fn add(counted: &mut CountedStacks, stacks: &mut Stacks, events: &Events) {
-    for event in &events.events {
-        match &event.stack {
-            Some(copied) => counted.add(&stacks.of_hit(copied)),
-            None => counted.add_others(1),
-        }
-    }
-    counted.add_others(events.dropped);
-    counted.add_untyped(events.untyped.unwrap_or(0));
 }
 
 /// Warns if hits were counted without their stack.

@@ -7,17 +7,19 @@ use std::time::Duration;
 
 use probes_lib::{
     CollectorWork, Error, ErrorKind, FunctionError, FunctionLatency, FunctionSelector, Functions,
-    Launch, Observation, Stacks, Target,
+    Launch, Observation, ObservationReport, Observer, Stacks, Target,
 };
 
 use super::Args;
-use crate::commands::observe_loop::{Display, ObservationLoop};
+use crate::commands::observe_loop::ObservationLoop;
+use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::started_program::StartedProgram;
 use crate::commands::step_failures::report_failures;
 use crate::commands::uncounted::{warn_of_uncounted, warn_of_uncounted_from_start};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::hint::CommandTarget;
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{GcReport, WarningKind};
 use crate::search_path::path_of;
@@ -197,43 +199,74 @@ impl CollectorFunctions {
         active: ObservationLoop<'_>,
         output: &Output,
     ) -> Result<(), Failure> {
-        let report = |latencies: &[FunctionLatency], seconds: Duration| {
-            let phases = latencies.iter().filter_map(|function| {
-                let found = self.0.iter().find(|(name, _)| name == function.name())?;
-                Some((found.1.word(), function))
-            });
-            let phases: Vec<_> = phases.collect();
-            GcReport::of_functions(target.pid(), target.program(), seconds, &phases)
+        let mut printer = CallsPrinter {
+            functions: self,
+            target,
+            output,
         };
         let display = Display {
             interval: args.interval,
             table: None,
         };
-        let mut shown_last = None;
-        let mut outcome = active.run(
-            display,
-            |observer| observer.function_latencies(),
-            |shown, interruptible| {
-                let text = report(&shown.reading, shown.at)
-                    .so_far()
-                    .text(output.format)?;
-                shown_last = Some((shown.reading, shown.at));
-                interruptible.write(&text)
-            },
-        );
-        let lasted = outcome.lasted;
-        let latencies = match outcome.observed.take() {
-            Some(report) => Some((report.function_latencies, lasted)),
-            None => outcome.last.take().or(shown_last),
-        };
-        if let Some((latencies, seconds)) = latencies {
-            outcome.print(output, report(&latencies, seconds).text(output.format));
+        let mut outcome = active.run(display, &mut printer);
+        if let Some((_, latencies)) = outcome.last.pop() {
+            let report = printer.report(&latencies, outcome.read_until);
+            outcome.print(output, report.text(output.format));
             if outcome.output_was_read {
                 self.warn_of_unseen(target.pid(), &latencies, &output.messages);
                 warn_of_lost_calls(&latencies, &output.messages);
             }
         }
         outcome.finish(&output.messages)
+    }
+}
+
+/// Reads and shows the calls of the collector's functions.
+struct CallsPrinter<'c> {
+    functions: &'c CollectorFunctions,
+    target: &'c Target,
+    output: &'c Output,
+}
+
+impl<'c> CallsPrinter<'c> {
+    fn report(&self, latencies: &[FunctionLatency], seconds: Duration) -> GcReport<'c> {
+        let phases = latencies.iter().filter_map(|function| {
+            let mut functions = self.functions.0.iter();
+            let (_, work) = functions.find(|(name, _)| name == function.name())?;
+            Some((work.word(), function))
+        });
+        let phases: Vec<_> = phases.collect();
+        GcReport::of_functions(self.target.pid(), self.target.program(), seconds, &phases)
+    }
+}
+
+impl ReadingHandler for CallsPrinter<'_> {
+    type Reading = Vec<FunctionLatency>;
+
+    fn read(
+        &mut self,
+        _: i32,
+        observer: &mut Observer,
+        _: Duration,
+    ) -> probes_lib::Result<Option<Vec<FunctionLatency>>> {
+        observer.function_latencies().map(Some)
+    }
+
+    fn last(&mut self, _: i32, report: ObservationReport, _: Duration) -> Vec<FunctionLatency> {
+        report.function_latencies
+    }
+
+    fn show(
+        &mut self,
+        shown: ShownReadings<'_, Vec<FunctionLatency>>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        let each = shown.each.iter();
+        let texts = each.map(|(_, latencies)| {
+            let report = self.report(latencies, shown.at).so_far();
+            report.text(self.output.format)
+        });
+        interruptible.write(&texts.collect::<Result<String, Failure>>()?)
     }
 }
 

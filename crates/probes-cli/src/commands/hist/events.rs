@@ -7,7 +7,7 @@ use probes_lib::{
 
 use super::Args;
 use crate::commands::event_reading::{EventConsumer, EventRequest, ReadingState};
-use crate::commands::observe_loop::Display;
+use crate::commands::readings::Display;
 use crate::commands::report_file::ReportFile;
 use crate::destination::Output;
 use crate::failure::Failure;

@@ -1,13 +1,12 @@
 //! [`Recording`]: what is read of a process, the time line that is made of it, and what is said of it in the end.
 
-use std::cell::Cell;
 use std::io;
 use std::mem::take;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
-use probes_lib::{Events, Observer, RecordedWait, RuntimeEvents, Target};
+use probes_lib::{Events, ObservationReport, Observer, RecordedWait, RuntimeEvents, Target};
 
 use super::Args;
 use super::sink::Sink;
@@ -16,10 +15,11 @@ use super::waits::WaitsReader;
 use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
 use crate::commands::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
 use crate::commands::lost_switches::warn_of_lost_switches;
-use crate::commands::observe_loop::{Display, ObservationLoop};
+use crate::commands::observe_loop::ObservationLoop;
 use crate::commands::opened_events::{
     Missed, OpenedEvents, PATIENCE, note_wait, warn_of_left_file,
 };
+use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::step_failures::StepFailures;
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
 use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
@@ -50,6 +50,54 @@ pub(super) struct Recording<'r> {
     /// From when until when it lasts, in nanoseconds of CLOCK_MONOTONIC; `None`: it is not over.
     begun: u64,
     ended: Option<u64>,
+}
+
+/// Adds what is read of an observed process to a recording.
+struct Recorder<'o, 'r> {
+    recording: &'o mut Recording<'r>,
+    /// Whether runtime events are asked for, and are not there yet.
+    are_awaited: bool,
+    is_wait_said: bool,
+    /// The hits that are read last.
+    rest: Events,
+}
+
+impl ReadingHandler for Recorder<'_, '_> {
+    /// Hits are added at once.
+    type Reading = ();
+
+    fn read(
+        &mut self,
+        _: i32,
+        observer: &mut Observer,
+        _: Duration,
+    ) -> probes_lib::Result<Option<()>> {
+        if observer.events_are_on()? && self.are_awaited {
+            let (events, left) = open_switched(observer)?;
+            self.are_awaited = false;
+            warn_of_left_file(&self.recording.output.messages, left);
+            self.recording.set_events(OpenedEvents::always_on(events));
+        }
+        self.recording.timeline.add_hits(&observer.events()?);
+        Ok(Some(()))
+    }
+
+    fn last(&mut self, _: i32, report: ObservationReport, _: Duration) {
+        self.rest = report.events;
+    }
+
+    fn show(
+        &mut self,
+        shown: ShownReadings<'_, ()>,
+        _: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        if self.are_awaited && !self.is_wait_said && shown.at > PATIENCE {
+            self.is_wait_said = true;
+            note_wait(&self.recording.output.messages);
+        }
+        self.recording.read()?;
+        Ok(self.recording.after_reading())
+    }
 }
 
 impl<'r> Recording<'r> {
@@ -124,37 +172,22 @@ impl<'r> Recording<'r> {
             table: None,
         };
         let switches_on = active.observer().switches_events_on();
-        let are_awaited = Cell::new(recorded.gc);
+        let mut are_awaited = recorded.gc;
         if recorded.gc && !switches_on {
             // If that fails, it is tried again, and then said.
             if let Ok(events) = RuntimeEvents::of_process(self.pid) {
-                are_awaited.set(false);
+                are_awaited = false;
                 self.set_events(OpenedEvents::always_on(events));
             }
         }
-        let mut is_wait_said = false;
-        let mut outcome = active.run(
-            display,
-            |observer| {
-                let are_there = observer.events_are_on()? && are_awaited.get();
-                let opened = are_there.then(|| open_switched(observer)).transpose()?;
-                // Last: hits are read once.
-                Ok((observer.events()?, opened))
-            },
-            |shown, _| {
-                let (hits, opened) = shown.reading;
-                if let Some((events, left)) = opened {
-                    are_awaited.set(false);
-                    warn_of_left_file(&output.messages, left);
-                    self.set_events(OpenedEvents::always_on(events));
-                }
-                if are_awaited.get() && !is_wait_said && shown.at > PATIENCE {
-                    is_wait_said = true;
-                    note_wait(&output.messages);
-                }
-                self.add(&hits)
-            },
-        );
+        let mut recorder = Recorder {
+            recording: self,
+            are_awaited,
+            is_wait_said: false,
+            rest: Events::default(),
+        };
+        let outcome = active.run(display, &mut recorder);
+        let (are_awaited, rest) = (recorder.are_awaited, recorder.rest);
         if switches_on {
             let events = self.events.as_ref();
             self.missed = events.and_then(OpenedEvents::missed_meanwhile);
@@ -163,10 +196,8 @@ impl<'r> Recording<'r> {
         }
         // What comes after it is the removal.
         self.ended = Some(self.begun.saturating_add(in_nanoseconds(outcome.lasted)));
-        let rest = outcome.observed.take().map(|observed| observed.events);
-        let rest = rest.or(outcome.last.take().map(|((hits, _), _)| hits));
-        self.add_rest(&rest.unwrap_or_default());
-        if are_awaited.get() {
+        self.add_rest(&rest);
+        if are_awaited {
             output.messages.warning(
                 WarningKind::EventsPaused,
                 "the file has no runtime events: the process has not allocated or collected meanwhile",

@@ -7,7 +7,7 @@ use probes_lib::{Glob, SelectedEntry};
 
 use super::Args;
 use crate::commands::event_reading::{EventConsumer, EventRequest, ReadingState};
-use crate::commands::observe_loop::Display;
+use crate::commands::readings::Display;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::{EventLine, EventLines, LostWords, sort_by_time};

@@ -1,0 +1,145 @@
+//! What commands do with the readings of the processes that they observe, and what they have in the end: the same for
+//! one process and for several.
+
+use std::time::Duration;
+
+use probes_lib::{ObservationReport, Observer, Target};
+
+use super::gaps::{GapWarning, Gaps};
+use super::process_failures::ProcessFailures;
+use super::redraw::RedrawnTable;
+use super::several::OTHERS_WERE_OBSERVED;
+use super::step_failures::StepFailures;
+use crate::destination::Output;
+use crate::failure::Failure;
+use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::messages::Messages;
+use crate::output::{Format, WarningKind};
+
+/// How often a table on a terminal is redrawn, unless -interval says how often.
+const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What a command does with the readings of the processes that it observes.
+///
+/// `lead` is for how long a process was observed before the time of the observation began: if there are several, the
+/// first is observed for longer.
+pub(super) trait ReadingHandler {
+    /// What is read of a process.
+    type Reading;
+
+    /// Prepares for the readings of a process that an observed one has forked.
+    fn add_process(&mut self, _target: &Target) {}
+
+    /// Reads a process. A reading replaces the previous one of its process; `None` leaves that in place.
+    fn read(
+        &mut self,
+        pid: i32,
+        observer: &mut Observer,
+        lead: Duration,
+    ) -> probes_lib::Result<Option<Self::Reading>>;
+
+    /// Returns the last reading of a process, whose observation has been removed.
+    fn last(&mut self, pid: i32, report: ObservationReport, lead: Duration) -> Self::Reading;
+
+    /// Shows the readings.
+    fn show(
+        &mut self,
+        shown: ShownReadings<'_, Self::Reading>,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure>;
+}
+
+/// Readings that are shown.
+pub(super) struct ShownReadings<'t, T> {
+    pub(super) targets: &'t [Target],
+    /// The latest of each process of which anything was read, by its pid.
+    pub(super) each: &'t [(i32, T)],
+    /// Since the beginning.
+    pub(super) at: Duration,
+    /// To be shown in a table that is redrawn. Otherwise, warnings tell of them: those of one process before
+    /// the reading is shown, those of several at the end.
+    pub(super) gaps: Gaps,
+    /// The table that is redrawn, if one is.
+    pub(super) table: Option<&'t mut RedrawnTable>,
+}
+
+/// How often the figures so far are shown, and whether as a table that is redrawn.
+pub(super) struct Display {
+    /// `None` if they are shown only in the end.
+    pub(super) interval: Option<Duration>,
+    pub(super) table: Option<RedrawnTable>,
+}
+
+impl Display {
+    /// Redraws tables on a terminal; shows anything else only if there is an interval.
+    pub(super) fn new(output: &Output, interval: Option<Duration>) -> Result<Display, Failure> {
+        let is_terminal = output.destination.is_terminal_on_stdout();
+        let is_redrawn = output.format == Format::Table && is_terminal;
+        Ok(Display {
+            interval: interval.or(is_redrawn.then_some(REDRAW_INTERVAL)),
+            table: is_redrawn.then(RedrawnTable::new).transpose()?,
+        })
+    }
+}
+
+/// The result of an observation.
+pub(super) struct Outcome<T> {
+    pub(super) targets: Vec<Target>,
+    /// What was read last of each process of which anything was read, by its pid.
+    pub(super) last: Vec<(i32, T)>,
+    /// When that was, since the beginning: earlier than the end if the only process is gone.
+    pub(super) read_until: Duration,
+    /// How long it took.
+    pub(super) lasted: Duration,
+    /// False if a blocked write to standard output was interrupted by a signal, because its reader
+    /// did not read.
+    pub(super) output_was_read: bool,
+    /// What has failed; to be reported after the results are printed.
+    pub(super) failures: StepFailures,
+    pub(super) unreported: Unreported,
+}
+
+/// What is to be reported after the results are printed.
+pub(super) enum Unreported {
+    /// Gaps, as far as no warning was about them.
+    OfOne(GapWarning, Gaps),
+    OfSeveral {
+        failures: ProcessFailures,
+        /// For how much longer than the last process the first was observed.
+        lead: Duration,
+    },
+}
+
+impl<T> Outcome<T> {
+    /// Prints the results.
+    pub(super) fn print(&mut self, output: &Output, text: Result<String, Failure>) {
+        let printed = text.and_then(|text| output.print_last(&text, self.output_was_read));
+        self.failures.add(printed);
+    }
+
+    /// Warns if the first process was observed for so much longer than the last that it matters: by more than a tenth.
+    pub(super) fn warn_of_lead(&self, messages: &Messages) {
+        match self.unreported {
+            Unreported::OfSeveral { lead, .. } if lead > self.lasted / 10 => messages.warning(
+                WarningKind::UnevenTimes,
+                &format!(
+                    "the first process was observed for {} ms longer than the last: its hits until then are counted, too",
+                    lead.as_millis()
+                ),
+                "processes are observed one after the other: in a longer time, the difference matters less",
+            ),
+            _ => {}
+        }
+    }
+
+    /// Reports gaps in the results, which have been printed, and what has failed.
+    pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
+        match self.unreported {
+            Unreported::OfOne(mut warning, gaps) => warning.update(messages, &gaps),
+            Unreported::OfSeveral { mut failures, .. } => {
+                self.failures.add(failures.finish(OTHERS_WERE_OBSERVED));
+            }
+        }
+        self.failures.finish(messages)
+    }
+}
