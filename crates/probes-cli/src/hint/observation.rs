@@ -1,0 +1,118 @@
+//! Hints about processes that cannot be observed, or not in the way that was asked for.
+
+use probes_lib::{ExpressionProblem, MemoryLimitKind, ObserveError, UnreadableFilter};
+
+use super::CommandTarget;
+
+/// The hint about a process that cannot be observed.
+pub(super) fn of_observe(
+    kind: &ObserveError,
+    pid: Option<i32>,
+    operand: &CommandTarget,
+) -> Option<String> {
+    let hint = match kind {
+        ObserveError::AlreadyObserved { .. } => {
+            "wait until that observer exits, or use -force, which ends its observation with an error"
+        }
+        ObserveError::StillInside { .. }
+        | ObserveError::NoThreadToRedirect
+        | ObserveError::CallUnfinished => "try again",
+        ObserveError::SeccompRefuses { call, .. } => {
+            return Some(format!(
+                "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"
+            ));
+        }
+        ObserveError::MemoryLimited { limit, .. } => {
+            return of_limit(limit.kind, pid, operand);
+        }
+        ObserveError::MemoryLocked { .. } => {
+            "ask for what needs less memory: `count`, then `latency`"
+        }
+        ObserveError::NoCodeCave { .. } => {
+            "link it dynamically to observe it; if it is started with OCAML_RUNTIME_EVENTS_START=1, `gc` reads the events of OCaml 5 without injecting calls"
+        }
+        ObserveError::SemaphoreFull { .. } => {
+            "the program, or a tool that was killed, has set it so; a restart of the program resets it"
+        }
+        ObserveError::TooManyHistograms { .. } => "give globs that match fewer functions",
+        ObserveError::Expression(bad) => return of_expression(bad.problem(), operand),
+        ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
+        ObserveError::TscDenied { .. }
+        | ObserveError::NoControlBlock { .. }
+        | ObserveError::NoInvariantTsc => "`count` needs no times",
+        ObserveError::SeccompUnreadable { why } => {
+            let advice = match why {
+                UnreadableFilter::NotPermitted => "use sudo, outside of containers, to read it",
+                UnreadableFilter::ReaderFiltered => {
+                    "run ocaml-probes outside of the container or service that restricts it"
+                }
+                _ => "`attach` and `info` inject no system calls, and work",
+            };
+            return Some(format!(
+                "{advice}; or use -despite-seccomp, if you know that the filter allows mmap, munmap and (for watch) madvise: otherwise it may kill the process"
+            ));
+        }
+        _ => return None,
+    };
+    Some(hint.to_owned())
+}
+
+/// The hint about a process or program that cannot be observed because its memory is limited.
+fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &CommandTarget) -> Option<String> {
+    let (option, flag) = match kind {
+        MemoryLimitKind::Data => ("--data", "-d"),
+        MemoryLimitKind::Cgroup => {
+            return Some(
+                "raise the limit (systemd: MemoryMax=, Docker: --memory), or ask for what needs less: `count`, then `latency`"
+                    .to_owned(),
+            );
+        }
+        _ => ("--as", "-v"),
+    };
+    if let CommandTarget::Program(_) = operand {
+        return Some(format!(
+            "`ulimit {flag}` sets the limit; -count needs the least memory, then -latency"
+        ));
+    }
+    Some(format!(
+        "`prlimit --pid {} {option}=BYTES:` raises the limit; `count` needs the least memory, then `latency`",
+        pid?
+    ))
+}
+
+/// The hint about an expression that makes no sense at a point.
+fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option<String> {
+    match problem {
+        ExpressionProblem::GoneAtExit { .. } => {
+            Some("`watch -fn FUNCTION -results` shows arguments and results".to_owned())
+        }
+        ExpressionProblem::NoArgument { point, .. }
+        | ExpressionProblem::UnreadArgument { point, .. }
+            if point.starts_with("probe ") =>
+        {
+            let shows = match operand {
+                CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
+                    format!("`ocaml-probes info -pid {pid} -sites`")
+                }
+                CommandTarget::Program(_) | CommandTarget::File(_) => {
+                    format!("`{} -sites`", operand.to_list())
+                }
+            };
+            Some(format!(
+                "{shows} shows where the arguments of probes are; select only probes that have this one"
+            ))
+        }
+        ExpressionProblem::NoArgument { point, .. }
+        | ExpressionProblem::UnknownArguments { point }
+            if point.starts_with("function ") =>
+        {
+            let hint = "`watch -fn` shows which arguments of a function are known; a glob with *, ? or [ leaves out functions without this one";
+            Some(hint.to_owned())
+        }
+        ExpressionProblem::UnknownArguments { .. } => {
+            let hint = "arguments are known of probes of OCaml and at the beginning of functions";
+            Some(hint.to_owned())
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,46 @@
+//! Hints about runtime events: that a process does not write, or that are not known.
+
+use std::path::Path;
+
+use probes_lib::RuntimeEventsError;
+
+/// The hint about events that a process does not write, or that are not known.
+pub(super) fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<String> {
+    let pid = pid?;
+    let instead = format!(
+        "`ocaml-probes gc -pid {pid}` times the functions of its collector, if they have symbols"
+    );
+    match kind {
+        RuntimeEventsError::NotOn => Some(format!(
+            "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment; {instead}"
+        )),
+        RuntimeEventsError::CannotSwitchOn { .. } => Some(format!(
+            "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment, and with OCAML_RUNTIME_EVENTS_DIR if it cannot \
+             create files where it works; {instead}"
+        )),
+        RuntimeEventsError::NoRoom { .. } => Some(
+            "make room there, or start it with OCAML_RUNTIME_EVENTS_DIR in its environment, a directory on another disk"
+                .to_owned(),
+        ),
+        RuntimeEventsError::Idle => Some(
+            "a program that does not run, or is in C code all the time, does not collect either: nothing was changed"
+                .to_owned(),
+        ),
+        RuntimeEventsError::UnknownEvent { .. } => Some(format!(
+            "`ocaml-probes count -pid {pid} -events all -for 5s` shows which events occur; a program registers its own \
+             before it writes them"
+        )),
+        RuntimeEventsError::Ocaml4
+        | RuntimeEventsError::UnknownVersion { .. }
+        | RuntimeEventsError::NoVersion => Some(instead),
+        _ => None,
+    }
+}
+
+/// What to do about a program that writes no runtime events when it is started.
+pub(crate) fn without_events(program: &Path) -> String {
+    format!(
+        "only programs of OCaml 5 write them; `ocaml-probes gc -prog {}` times the functions of the collector of OCaml 4, if they have symbols",
+        program.display()
+    )
+}
