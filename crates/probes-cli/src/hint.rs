@@ -202,7 +202,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns the message and the hint for an attach that was denied.
     #[test]
     fn half_changed_process_has_a_hint() {
         let error = Error::new(

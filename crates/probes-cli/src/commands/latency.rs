@@ -293,7 +293,8 @@ struct ShownSlowPairs {
     pending: PendingSlowPairs,
     /// How many frames of their stacks are shown at most, if they are.
     frames: Option<usize>,
-    /// Whether the times of all processes are read: pairs are not shown with a reading that is older than they are.
+    /// Whether the next reading takes the times of all processes, too: only then are pairs shown, as these tell whether they
+    /// can be trusted.
     are_times_read: bool,
     /// When the times were shown last.
     times_shown_at: Duration,
@@ -390,8 +391,7 @@ impl LatencyPrinter<'_> {
         }
     }
 
-    /// Shows slow pairs, if the times are read that tell whether these can be trusted; each time that an interval is over,
-    /// also the times.
+    /// Shows slow pairs if the times were read with them. If an interval is over, shows the times, too.
     fn show_slow(
         &mut self,
         shown: &ShownReadings<'_, LatencyReading>,

@@ -41,7 +41,7 @@ pub(super) trait ReadingHandler {
     /// Returns the last reading of a process, whose observation has been removed.
     fn last(&mut self, pid: i32, report: ObservationReport, lead: Duration) -> Self::Reading;
 
-    /// Shows the readings.
+    /// Shows the readings: after each time that the processes were read, also if nothing was new.
     fn show(
         &mut self,
         shown: ShownReadings<'_, Self::Reading>,
@@ -87,7 +87,8 @@ pub(super) struct Outcome<T> {
     pub(super) targets: Vec<Target>,
     /// What was read last of each process of which anything was read, by its pid.
     pub(super) last: Vec<(i32, T)>,
-    /// When that was, since the beginning: earlier than the end if the only process is gone.
+    /// When the last reading was, since the beginning. It is before the end only if one process is observed, and it is gone
+    /// or its observation could not be removed.
     pub(super) read_until: Duration,
     /// How long it took.
     pub(super) lasted: Duration,

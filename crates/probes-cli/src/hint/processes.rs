@@ -1,4 +1,4 @@
-//! Hints about processes: that are gone, that may not be attached to, or cannot be stopped or changed.
+//! Hints about processes that are gone, may not be attached to, or cannot be stopped or changed.
 
 use std::fs;
 
@@ -190,6 +190,7 @@ mod tests {
     use super::super::{CommandTarget, of};
     use super::*;
 
+    /// Returns the message and the hint for an attach that was denied.
     fn denied_attach(denial: Denial) -> (String, String) {
         let (pid, operation) = (4242, probes_lib::Operation::Attach);
         let error = Error::new(

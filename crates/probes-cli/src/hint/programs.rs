@@ -1,4 +1,4 @@
-//! Hints about files of programs: that cannot be read, or started.
+//! Hints about programs that cannot be started, and files that cannot be read.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

@@ -22,7 +22,7 @@ pub(super) struct StackCounting {
     stacks: Stacks,
     /// How many stacks are printed at most.
     top: usize,
-    /// The file for a flame graph, or for folded stacks, which are wanted if its extension is `folded`.
+    /// The file, and whether it gets folded stacks (its extension is `folded`) instead of a flame graph.
     graph: Option<(ReportFile, bool)>,
 }
 
