@@ -255,7 +255,7 @@ fn unread_arguments_are_left_out_of_globs() {
             "count -usdt forms:constants -by probe,arg5 -pid {pid}"
         ));
         assert_eq!(refused.code, Some(1));
-        let why = "arg5 of USDT probe forms:constants cannot be read";
+        let why = "arg5 of USDT probe forms:constants cannot be asked for";
         assert!(refused.stderr.contains(why), "{refused:?}");
     }
 }

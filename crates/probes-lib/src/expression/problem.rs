@@ -196,8 +196,10 @@ pub enum ExpressionProblem {
         /// The point.
         point: String,
     },
-    /// An argument that is neither in a register nor on the stack.
-    #[error("{name} of {point} cannot be read: it is neither in a register nor on the stack")]
+    /// An argument in a place of an unknown kind, or a float of 4 bytes.
+    #[error(
+        "{name} of {point} cannot be asked for: it is in a place of an unknown kind, or a float of 4 bytes"
+    )]
     UnreadArgument {
         /// The point.
         point: String,

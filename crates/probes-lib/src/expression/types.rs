@@ -73,7 +73,7 @@ pub enum ParameterKind {
     },
     /// A word of C, 64 bits: an integer or a pointer. Without a conversion, expressions take it for a signed integer.
     Word,
-    /// An argument that is neither in a register nor in memory that is known, so that it cannot be read.
+    /// An argument in a place of an unknown kind, or a float of 4 bytes: it cannot be asked for.
     Unread,
     /// An argument anywhere in memory, in a process with a seccomp filter: the kernel, which would have to be asked whether it
     /// can be read, must not be asked.
