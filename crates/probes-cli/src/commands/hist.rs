@@ -260,10 +260,7 @@ impl HistogramPrinter<'_> {
         let reading = self.reading(&last);
         let histograms = Histograms::new(&targets, &reading, outcome.read_until, self.wanted);
         outcome.print(output, output::histograms(output.format, &histograms));
-        if let Some(report_file) = report_file {
-            let written = report_file.write(histograms.picture());
-            outcome.failures.add(written);
-        }
+        outcome.draw(report_file, || histograms.picture());
         let (lines, summary) = histograms.sum();
         output.sum_up(messages, lines, || summary);
         if outcome.output_was_read {

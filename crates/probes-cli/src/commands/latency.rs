@@ -451,10 +451,7 @@ impl LatencyPrinter<'_> {
         let latencies = Latencies::new(&targets, &reading, outcome.read_until, self.asked);
         let figures = output::latencies(output.format, &latencies);
         outcome.print(output, slow.and_then(|slow| Ok(slow + &figures?)));
-        if let Some(report_file) = report_file {
-            let written = report_file.write(latencies.picture());
-            outcome.failures.add(written);
-        }
+        outcome.draw(report_file, || latencies.picture());
         let (lines, sum) = latencies.sum();
         output.sum_up(messages, lines, || sum);
         outcome.warn_of_lead(messages);

@@ -8,6 +8,7 @@ use probes_lib::{ObservationReport, Observer, Target};
 use super::gaps::{GapWarning, Gaps};
 use super::process_failures::ProcessFailures;
 use super::redraw::RedrawnTable;
+use super::report_file::ReportFile;
 use super::several::OTHERS_WERE_OBSERVED;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
@@ -102,7 +103,7 @@ pub(super) struct Outcome<T> {
 
 /// What is to be reported after the results are printed.
 pub(super) enum Unreported {
-    /// Gaps, as far as no warning was about them.
+    /// The gaps, of which a warning may have told some already.
     OfOne(GapWarning, Gaps),
     OfSeveral {
         failures: ProcessFailures,
@@ -116,6 +117,13 @@ impl<T> Outcome<T> {
     pub(super) fn print(&mut self, output: &Output, text: Result<String, Failure>) {
         let printed = text.and_then(|text| output.print_last(&text, self.output_was_read));
         self.failures.add(printed);
+    }
+
+    /// Writes the picture of the results, if there is a file for it.
+    pub(super) fn draw(&mut self, file: Option<ReportFile>, picture: impl FnOnce() -> String) {
+        if let Some(file) = file {
+            self.failures.add(file.write(picture()));
+        }
     }
 
     /// Warns if the first process was observed for so much longer than the last that it matters: by more than a tenth.

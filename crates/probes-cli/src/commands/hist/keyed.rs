@@ -56,10 +56,7 @@ impl<'q> KeyedHistogramPrinter<'q> {
         let reading = self.reading(&last);
         let report = self.report(&targets, &reading, outcome.read_until);
         outcome.print(output, output::keyed_histograms(output.format, &report));
-        if let Some(report_file) = report_file {
-            let written = report_file.write(report.picture());
-            outcome.failures.add(written);
-        }
+        outcome.draw(report_file, || report.picture());
         let (lines, summary) = report.sum();
         output.sum_up(messages, lines, || summary);
         if outcome.output_was_read {
