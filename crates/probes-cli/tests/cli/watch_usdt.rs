@@ -3,7 +3,7 @@
 use test_support::{Talker, fixture_forms};
 
 use crate::count_functions::{counting, observing};
-use crate::support::{is_observed, run};
+use crate::support::{is_observed, object, run};
 use crate::trace_observe::trace;
 use crate::usdt::semaphore;
 
@@ -96,6 +96,35 @@ fn hits_behind_the_lock_are_shown_or_dropped() {
         let shown = watched.stdout.lines().count();
         assert_eq!(shown + dropped.sum::<usize>(), 2000, "{}", watched.stderr);
         target.ask("form 1 1", "formed");
+    }
+}
+
+// promise: Observations: Arguments in the frame of a function are read in threads that have just begun, whose stacks
+//    no table has yet (2 programs, 100 threads)
+#[test]
+fn frames_of_young_threads_are_read() {
+    for file in fixture_forms("usdt_arguments") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        for (point, expression) in [
+            ("forms:stack", "arg0==1&&arg2==-5&&arg3==513&&arg5==-77"),
+            ("x87:stack", "arg0==1&&arg2==-5&&arg3==513&&arg5==-77"),
+        ] {
+            let tool = counting(&format!("-usdt {point} -where {expression}"), pid);
+            target.ask("young 100", "formed");
+            let counted = tool.end().answer();
+            let words: Vec<&str> = counted.split_whitespace().collect();
+            assert_eq!(
+                (words[0], words[words.len() - 1]),
+                ("100", "0"),
+                "{counted}"
+            );
+        }
+        let tool = counting("-usdt forms:stack -by arg0,arg2 -json", pid);
+        target.ask("young 100", "formed");
+        let json = object(&tool.end().answer());
+        assert_eq!(json["untyped"], 0, "{json}");
+        assert_eq!(json["keys"][0]["hits"], 100, "{json}");
     }
 }
 

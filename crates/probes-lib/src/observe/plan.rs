@@ -236,7 +236,7 @@ impl ObservationPlan {
                 let files = objects.clone().map(|(elf, _)| elf);
                 self.shared.stacks = StackCopies::Copied {
                     fibers: ProcessStacks::of(files).fibers(),
-                    may_ask_kernel: matches!(OwnFilters::of(process).has_any(), Ok(false)),
+                    may_ask_kernel: OwnFilters::of(process).allow_questions(),
                 };
             }
             self.shared.value_pages = ValuePages::of(objects);
@@ -391,8 +391,7 @@ impl ObservationPlan {
             // Of a slow call, no memory is recorded.
             let at_end = role.reported.as_ref().filter(|_| !role.ends.is_empty());
             let mut recorded = role.watched.iter().chain(at_end);
-            role.expressions_ask_kernel()
-                || recorded.any(|it| it.function.is_some_and(|it| it.asks_kernel()))
+            role.expressions_ask_kernel() || recorded.any(|it| it.asks_kernel())
         };
         self.shared.stacks.may_ask_kernel() || roles.any(asks)
     }
@@ -966,7 +965,7 @@ mod tests {
                 formats: Vec::new(),
                 arguments: vec![
                     ArgumentSource::Register(Register::RAX),
-                    ArgumentSource::Stack(8),
+                    ArgumentSource::on_stack(8),
                 ],
             }),
             ..Role::default()

@@ -117,14 +117,14 @@ impl KeyRole {
     fn asks_kernel(&self) -> bool {
         self.parts.iter().any(|part| {
             matches!(part, KeyPart::Text(text) if text.is_of_c())
-                || part.has_argument(&|index| needs_kernel(&self.arguments, index))
+                || part.has_argument(&|index| is_in_memory(&self.arguments, index))
         })
     }
 
     /// Returns whether the key reads memory, the stack included.
     pub(crate) fn reads_memory(&self) -> bool {
         self.parts.iter().any(|part| {
-            part.reads_memory() || part.has_argument(&|index| is_on_stack(&self.arguments, index))
+            part.reads_memory() || part.has_argument(&|index| is_in_memory(&self.arguments, index))
         })
     }
 }
@@ -214,6 +214,16 @@ pub(crate) struct WatchRole {
     pub(crate) is_ocaml: bool,
 }
 
+impl WatchRole {
+    /// Returns whether the kernel is asked what can be read of what is recorded.
+    pub(crate) fn asks_kernel(&self) -> bool {
+        match self.function {
+            Some(function) => function.asks_kernel(),
+            None => self.arguments.iter().any(|it| it.is_in_memory()),
+        }
+    }
+}
+
 /// What is recorded of a point in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WatchedFunction {
@@ -278,9 +288,7 @@ pub(crate) enum ArgumentSource {
     Register(Register),
     /// The low 8 bytes of a vector register.
     Vector(Register),
-    /// 8 bytes on the stack, at this offset from the stack pointer at the point.
-    Stack(u32),
-    /// Anywhere in memory; only of USDT probes.
+    /// In memory; of probes of OCaml [on the stack](ArgumentSource::on_stack).
     Memory(MemorySource),
     /// A number; only of USDT probes.
     Constant(u64),
@@ -314,11 +322,6 @@ impl MemorySource {
     pub(crate) fn is_anywhere(self) -> bool {
         !self.is_static() && !self.is_near_stack()
     }
-
-    /// The same, also if it rarely is: the frame pointer may hold something else.
-    pub(crate) fn may_be_far(self) -> bool {
-        !self.is_static() && self.base != Some(Register::RSP)
-    }
 }
 
 /// What an argument of a function is.
@@ -346,12 +349,12 @@ impl FilterRole {
     /// Returns whether the filter reads memory, the stack included.
     pub(crate) fn reads_memory(&self) -> bool {
         let test = &self.filter.test;
-        test.reads_memory() || test.has_argument(&|index| is_on_stack(&self.arguments, index))
+        test.reads_memory() || test.has_argument(&|index| is_in_memory(&self.arguments, index))
     }
 
     fn asks_kernel(&self) -> bool {
         let test = &self.filter.test;
-        test.reads_text_of_c() || test.has_argument(&|index| needs_kernel(&self.arguments, index))
+        test.reads_text_of_c() || test.has_argument(&|index| is_in_memory(&self.arguments, index))
     }
 }
 
@@ -359,28 +362,19 @@ impl IntegerRole {
     /// Returns whether the integer reads memory, the stack included.
     pub(crate) fn reads_memory(&self) -> bool {
         let number = &self.integer.number;
-        number.reads_memory() || number.has_argument(&|index| is_on_stack(&self.arguments, index))
+        number.reads_memory() || number.has_argument(&|index| is_in_memory(&self.arguments, index))
     }
 
     fn asks_kernel(&self) -> bool {
         let number = &self.integer.number;
-        number.has_argument(&|index| needs_kernel(&self.arguments, index))
+        number.has_argument(&|index| is_in_memory(&self.arguments, index))
     }
 }
 
-/// Returns whether the kernel is asked before an argument is read.
-fn needs_kernel(arguments: &[ArgumentSource], index: u8) -> bool {
+/// Returns [`ArgumentSource::is_in_memory`] of an argument.
+fn is_in_memory(arguments: &[ArgumentSource], index: u8) -> bool {
     let source = arguments.get(usize::from(index));
-    matches!(source, Some(ArgumentSource::Memory(memory)) if memory.may_be_far())
-}
-
-fn is_on_stack(arguments: &[ArgumentSource], index: u8) -> bool {
-    let source = arguments.get(usize::from(index));
-    match source {
-        Some(ArgumentSource::Stack(_)) => true,
-        Some(ArgumentSource::Memory(memory)) => !memory.is_static(),
-        _ => false,
-    }
+    source.is_some_and(|it| it.is_in_memory())
 }
 
 impl Role {
@@ -461,6 +455,21 @@ impl ArgumentSource {
     /// Where a function leaves its result.
     pub(crate) const RESULT: ArgumentSource = ArgumentSource::Register(Register::RAX);
 
+    /// Returns whether it is in memory of which the kernel may have to be asked before it is read.
+    fn is_in_memory(self) -> bool {
+        matches!(self, ArgumentSource::Memory(memory) if !memory.is_static())
+    }
+
+    /// Returns the source of the 8 bytes at this offset from the stack pointer at the point.
+    pub(crate) const fn on_stack(offset: i32) -> ArgumentSource {
+        ArgumentSource::Memory(MemorySource {
+            base: Some(Register::RSP),
+            index: None,
+            displacement: offset as i64,
+            size: 8,
+        })
+    }
+
     /// Returns the source of an argument of a note; `None` stands for one that could not be parsed.
     pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
         match argument.map(|argument| &argument.operand) {
@@ -468,7 +477,7 @@ impl ArgumentSource {
             Some(&Operand::Memory {
                 offset,
                 base: "rsp",
-            }) if (0..STACK_OFFSET_LIMIT).contains(&offset) => ArgumentSource::Stack(offset as u32),
+            }) if (0..STACK_OFFSET_LIMIT).contains(&offset) => ArgumentSource::on_stack(offset),
             _ => ArgumentSource::Unknown,
         }
     }
@@ -532,8 +541,8 @@ mod tests {
         assert_eq!(of("4@%r15d"), ArgumentSource::Register(Register::R15));
         assert_eq!(of("8@%xmm3"), ArgumentSource::Vector(Register::XMM3));
         assert_eq!(of("16@%xmm15"), ArgumentSource::Vector(Register::XMM15));
-        assert_eq!(of("8@(%rsp)"), ArgumentSource::Stack(0));
-        assert_eq!(of("8@24(%rsp)"), ArgumentSource::Stack(24));
+        assert_eq!(of("8@(%rsp)"), ArgumentSource::on_stack(0));
+        assert_eq!(of("8@24(%rsp)"), ArgumentSource::on_stack(24));
         for text in [
             "8@-8(%rsp)",
             "8@65536(%rsp)",
@@ -717,7 +726,7 @@ mod tests {
         let rbx = Some(Register::RBX);
         for (source, reads) in [
             (in_register, false),
-            (ArgumentSource::Stack(8), true),
+            (ArgumentSource::on_stack(8), true),
             (memory(rbx, None), true),
             (memory(None, Some((Register::RBX, 8))), true),
             // Of the object that the point is in.
@@ -764,7 +773,7 @@ mod tests {
         for (test, key, source, asks) in [
             ("str(arg0) == \"x\"", "str(arg0)", in_register, true),
             ("arg0 == 1", "arg0", in_register, false),
-            ("arg0 == 1", "arg0", memory(Register::RSP), false),
+            ("arg0 == 1", "arg0", memory(Register::RSP), true),
             ("arg0 == 1", "arg0", memory(Register::RDX), true),
         ] {
             for role in asking(test, key, ParameterKind::Word, source) {
@@ -792,15 +801,14 @@ mod tests {
             displacement: 0,
             size: 8,
         };
-        for (base, is_near, is_anywhere, may_be_far) in [
-            (Some(Register::RSP), true, false, false),
-            (Some(Register::RBP), true, false, true),
-            (Some(Register::RBX), false, true, true),
-            (None, false, false, false),
+        for (base, is_near, is_anywhere) in [
+            (Some(Register::RSP), true, false),
+            (Some(Register::RBP), true, false),
+            (Some(Register::RBX), false, true),
+            (None, false, false),
         ] {
             assert_eq!(memory(base).is_near_stack(), is_near, "{base:?}");
             assert_eq!(memory(base).is_anywhere(), is_anywhere, "{base:?}");
-            assert_eq!(memory(base).may_be_far(), may_be_far, "{base:?}");
         }
     }
 

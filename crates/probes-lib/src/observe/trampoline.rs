@@ -34,6 +34,7 @@
 //! ([`PatchSite::mmx_is_free`]). Where it may be in use, or calls are timed, registers are saved below the stack
 //! pointer or behind a lock (trampoline/saved.rs).
 
+mod at_point;
 mod call;
 mod call_once;
 mod callers;
@@ -67,10 +68,10 @@ use iced_x86::{
     BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
 };
 
+use self::at_point::{PointContext, SavedAt};
 use self::call::{CallEnd, TimedCalls};
 use self::count::{CountPointers, SlowPath};
 use self::fields::FieldCopies;
-use self::filter::{FilterContext, SavedAt};
 use self::function_record::{RecordPointers, RecordedEvent};
 use self::pair::Ends;
 use self::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
@@ -312,7 +313,7 @@ fn of_paired_site(
     for (at, (register, _)) in (0..).step_by(8).zip(SAVED_IF_TIMED) {
         a.mov(qword_ptr(rsp + at), register)?;
     }
-    let context = FilterContext {
+    let context = PointContext {
         saved: &SAVED_IF_TIMED,
         saved_at: SavedAt::Pushed,
         pushed: PUSHED as u64,
@@ -496,7 +497,7 @@ fn filter_and_count(
     over: CodeLabel,
 ) -> Result<Vec<SlowPath>, IcedError> {
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
-    let context = FilterContext {
+    let context = PointContext {
         saved,
         saved_at: SavedAt::Copies,
         pushed,
@@ -554,20 +555,9 @@ fn count_saved(
         saved if saved.len() == SAVED_IF_COUNTED.len() => &SAVED_IF_TIMED[..3],
         saved => saved,
     };
-    let mut saving = Saving::new(a, place, saved.len(), locked, None);
+    let mut saving = Saving::new(a, place, saved.len(), locked);
     saving.save(a)?;
-    let registers = locked.registers();
-    let context = FilterContext {
-        saved,
-        saved_at: match place {
-            SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
-            SaveArea::Lock => SavedAt::Address(registers),
-            SaveArea::StackOrLock => SavedAt::StackOrAddress(registers),
-        },
-        pushed: 0,
-        shared: pointers.shared,
-        layout: pointers.layout,
-    };
+    let context = saving.context(pointers.shared, pointers.layout);
     if let Some(filter) = &role.filter {
         filter::filter(a, filter, context, is_false, untyped)?;
     }
@@ -799,7 +789,7 @@ fn recording(
     if let Some(every) = sampled_first {
         sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
     }
-    let context = |saved| FilterContext {
+    let context = |saved| PointContext {
         saved,
         saved_at: SavedAt::Copies,
         pushed: PUSHED,
@@ -890,7 +880,7 @@ impl RecordedHit<'_> {
         self,
         a: &mut CodeAssembler,
         pointers: &Pointers,
-        context: FilterContext,
+        context: PointContext,
         mut untyped: CodeLabel,
         slow_paths: &mut Vec<SlowPath>,
     ) -> Result<FieldCopies, IcedError> {
@@ -922,7 +912,7 @@ impl RecordedHit<'_> {
         &self,
         a: &mut CodeAssembler,
         pointers: &Pointers,
-        context: FilterContext,
+        context: PointContext,
         slow_paths: &mut Vec<SlowPath>,
     ) -> Result<(), IcedError> {
         let role = self.role;

@@ -76,7 +76,7 @@ impl WatchedWords {
             return words;
         }
         if let Ok(process) = Process::open(pid) {
-            words.may_ask_kernel = matches!(OwnFilters::of(&process).has_any(), Ok(false));
+            words.may_ask_kernel = OwnFilters::of(&process).allow_questions();
             if !asks_of_functions {
                 return words;
             }

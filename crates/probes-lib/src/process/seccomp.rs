@@ -56,6 +56,12 @@ impl OwnFilters<'_> {
         self.has_any_of(&self.process.threads()?.read()?)
     }
 
+    /// Returns whether trampolines may ask the kernel which memory can be read: no thread has set itself a filter that
+    /// may refuse that, for certain.
+    pub(crate) fn allow_questions(&self) -> bool {
+        matches!(self.has_any(), Ok(false))
+    }
+
     fn has_any_of(&self, tids: &[i32]) -> io::Result<bool> {
         for &tid in tids {
             match self.has(tid) {

@@ -49,6 +49,7 @@ use crate::process::Process;
 use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
+use crate::process::seccomp::OwnFilters;
 use crate::site::{JMP, SITE_LEN, SiteCode};
 use crate::sys::ticks::{self, TickMeasurement};
 use crate::trace::moves::Moves;
@@ -80,6 +81,8 @@ pub(crate) struct Prepared {
     /// Since when `pages` are valid, and for how long, in ticks.
     pages_since: u64,
     pages_ticks: u64,
+    /// Whether the kernel may be asked what can be read.
+    may_ask_kernel: bool,
     /// From how many ticks on pairs are recorded one by one.
     slow_from: u64,
     /// If only times of a range are recorded: the least of them, in ticks, and how many ticks the range has.
@@ -231,6 +234,7 @@ impl Prepared {
             // Read again, because they may have changed since.
             pages = ReadablePages::of(&read_maps(process)?);
         }
+        let may_ask_kernel = !plan.asks_kernel() || OwnFilters::of(process).allow_questions();
         // A little less, because how long a tick is will be known better when pairs are read.
         let slow_from = match plan.slow_from {
             Duration::ZERO => 0,
@@ -256,6 +260,7 @@ impl Prepared {
             pages,
             pages_since,
             pages_ticks,
+            may_ask_kernel,
             mappings: Vec::new(),
             claims_rows,
             is_in_our_namespace: process.status().is_ok_and(|status| status.levels <= 1),
@@ -501,7 +506,7 @@ impl Prepared {
         let validity = [
             (at + validity::SINCE, self.pages_since),
             (at + validity::TICKS, self.pages_ticks),
-            (at + validity::MAY_ASK, 1),
+            (at + validity::MAY_ASK, self.may_ask_kernel.into()),
         ];
         let validity = validity.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
         let validity = validity.into_iter().filter(|_| sharing.shared.has_pages());

@@ -861,7 +861,7 @@ mod tests {
     #[test]
     fn recorded_argument_has_its_copied_words() {
         let shape = ArgumentShape {
-            source: ArgumentSource::Stack(8),
+            source: ArgumentSource::on_stack(8),
             size: 4,
             signed: true,
             is_float: false,

@@ -428,7 +428,7 @@ mod tests {
     fn narrow_numbers_have_the_size_their_note_says() {
         let narrow = |size, signed, value| {
             let recorded = RecordedArgument {
-                source: ArgumentSource::Stack(8),
+                source: ArgumentSource::on_stack(8),
                 size,
                 signed,
                 is_float: false,

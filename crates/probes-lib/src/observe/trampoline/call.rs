@@ -34,8 +34,9 @@ use iced_x86::{Code, IcedError, Instruction};
 
 mod slow_call;
 
+use super::at_point::PointContext;
 use super::callers;
-use super::filter::{self, FilterContext, SavedAt};
+use super::filter;
 use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
 use super::saved::{SaveArea, Saving};
@@ -113,7 +114,7 @@ pub(super) fn code(
     };
     let shared = (pointers.shared, pointers.layout);
     let mut over = a.create_label();
-    let mut saving = Saving::new(&mut a, place, used, pointers.saved, None);
+    let mut saving = Saving::new(&mut a, place, used, pointers.saved);
     if role.is_from_start {
         // A forked child has the same stacks as its parent, and shares the data with it: it records nothing.
         let in_program = at_address(pointers.in_program);
@@ -129,28 +130,18 @@ pub(super) fn code(
         have_flags: filter.is_some() || keys.is_some(),
         have_keys: keys.is_some(),
     };
-    let context = FilterContext {
-        saved: &SAVED_IF_TIMED,
-        saved_at: match place {
-            SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
-            SaveArea::Lock => SavedAt::Address(pointers.saved.registers()),
-            SaveArea::StackOrLock => SavedAt::StackOrAddress(pointers.saved.registers()),
-        },
-        pushed: 0,
-        shared: pointers.shared,
-        layout: pointers.layout,
-    };
+    let context = saving.context(pointers.shared, pointers.layout);
     if asks {
         choose(&mut a, (filter, keys), calls, context)?;
     }
     load(&mut a, rbx, shared.0)?;
     match what {
-        CallEnd::Entry => entry(&mut a, calls, (reported, &saving), over)?,
+        CallEnd::Entry => entry(&mut a, calls, (reported, context), over)?,
         CallEnd::Exit(kind) => {
             let report = reported.map(|reported| slow_call::ExitReport {
                 reported,
                 kind,
-                saving: &saving,
+                context,
             });
             exit(&mut a, calls, report, context, over)?;
         }
@@ -182,7 +173,7 @@ fn choose(
     a: &mut CodeAssembler,
     (filter, keys): (Option<&FilterRole>, Option<&KeyRole>),
     calls: Calls<'_>,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let (mut left_out, mut untyped) = (a.create_label(), a.create_label());
     let (mut without_key, mut chosen) = (a.create_label(), a.create_label());
@@ -218,7 +209,7 @@ fn choose(
 fn entry(
     a: &mut CodeAssembler,
     calls: Calls<'_>,
-    (reported, saving): (Option<&WatchRole>, &Saving),
+    (reported, context): (Option<&WatchRole>, PointContext),
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;
@@ -298,7 +289,7 @@ fn entry(
         }
     }
     if let Some(reported) = reported {
-        slow_call::keep(a, reported, saving)?;
+        slow_call::keep(a, reported, context)?;
     }
     a.rdtsc()?;
     a.shl(rdx, 32)?;
@@ -313,7 +304,7 @@ fn exit(
     a: &mut CodeAssembler,
     calls: Calls<'_>,
     report: Option<slow_call::ExitReport<'_>>,
-    context: FilterContext,
+    context: PointContext,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;

@@ -9,85 +9,26 @@
 //! arguments that may be anywhere in memory, need the observer's, valid, and the consent of the kernel.
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ecx, edi,
-    get_gpr32, get_xmm, qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
+    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ecx, edi, get_xmm,
+    qword_ptr, r8, r9, r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, rsp, word_ptr,
 };
 use iced_x86::{IcedError, Register};
 
+use super::at_point::{PointContext, low};
 use super::readable::{check_validity, unless_kernel_reads, unless_listed, unless_of_values};
-use super::saved::{RED_ZONE, unless_room_on_stack};
-use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, load, load_at_point, offset};
-use crate::address::{LiveAddr, PAGE};
+use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, load, offset};
+use crate::address::PAGE;
 use crate::expression::typed::{
     Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, NO_SCAN_TAG, Number,
     Relation, STRING_TAG, Signedness, Test, Text, Word, block_of, last_compared, words_of,
 };
 use crate::observe::layout::keys::text;
-use crate::observe::layout::shared::{SharedLayout, TID_AT};
-use crate::observe::role::{
-    ArgumentSource, FilterRole, IntegerRole, KeyRole, MemorySource, STACK_OFFSET_LIMIT,
-};
+use crate::observe::layout::shared::TID_AT;
+use crate::observe::role::{ArgumentSource, FilterRole, IntegerRole, KeyRole};
 use crate::observe::value_pages::ValuePages;
 
 /// The registers that hold numbers. The first two are those that counting uses as well.
 const POOL: [AsmRegister64; 5] = [rcx, rdx, rax, rsi, r8];
-
-/// Where registers are saved.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum SavedAt {
-    /// In their copies.
-    Copies,
-    /// At an address, one after the other.
-    Address(LiveAddr),
-    /// Below the stack pointer if there is room, or else at an address
-    /// ([`SaveArea::StackOrLock`](super::saved::SaveArea::StackOrLock)).
-    StackOrAddress(LiveAddr),
-    /// On the stack, one after the other from the stack pointer on.
-    Pushed,
-}
-
-/// What the code needs to know that reads what the program had at a point.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct FilterContext {
-    /// The registers that are saved, at least [`saved`].
-    pub(super) saved: &'static [SavedRegister],
-    pub(super) saved_at: SavedAt,
-    /// How many bytes the trampoline has on the stack below what is there at the point: its return address, or nothing.
-    pub(super) pushed: u64,
-    /// Where the address of the shared data is stored.
-    pub(super) shared: LiveAddr,
-    pub(super) layout: SharedLayout,
-}
-
-impl FilterContext {
-    /// Emits the code that loads what a register held at the point.
-    pub(super) fn load(
-        self,
-        a: &mut CodeAssembler,
-        to: AsmRegister64,
-        register: Register,
-    ) -> Result<(), IcedError> {
-        let is_it = |(saved, _): &SavedRegister| Register::from(*saved) == register;
-        let place = self.saved.iter().position(is_it);
-        match (self.saved_at, place) {
-            _ if register == Register::RSP => a.lea(to, qword_ptr(rsp + self.pushed)),
-            (SavedAt::Address(at), Some(place)) => load(a, to, at.plus(8 * place as u64)),
-            (SavedAt::StackOrAddress(at), Some(place)) => {
-                let (mut elsewhere, mut over) = (a.create_label(), a.create_label());
-                unless_room_on_stack(a, elsewhere)?;
-                let depth = self.saved.len() - place;
-                a.mov(to, qword_ptr(rsp - 8 * depth as i32))?;
-                a.jmp(over)?;
-                a.set_label(&mut elsewhere)?;
-                load(a, to, at.plus(8 * place as u64))?;
-                a.set_label(&mut over)?;
-                a.nop()
-            }
-            (SavedAt::Pushed, Some(place)) => a.mov(to, qword_ptr(rsp + 8 * place as u64)),
-            _ => load_at_point(a, to, register, self.saved),
-        }
-    }
-}
 
 /// A jump of a test; where it does not jump, the code falls through.
 #[derive(Clone, Copy)]
@@ -101,7 +42,7 @@ struct Branch {
 struct FilterCode<'p, 'a> {
     a: &'a mut CodeAssembler,
     arguments: &'p [ArgumentSource],
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
 }
 
@@ -127,7 +68,7 @@ fn saved_for(reads_memory: bool, registers: usize) -> &'static [SavedRegister] {
 pub(super) fn filter(
     a: &mut CodeAssembler,
     role: &FilterRole,
-    context: FilterContext,
+    context: PointContext,
     is_false: CodeLabel,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
@@ -148,7 +89,7 @@ pub(super) fn integer(
     a: &mut CodeAssembler,
     role: &IntegerRole,
     beside_r8: bool,
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
     let reads_memory = role.reads_memory();
@@ -166,7 +107,7 @@ pub(super) fn key(
     a: &mut CodeAssembler,
     role: &KeyRole,
     beside_r8: bool,
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
 ) -> Result<Vec<Option<AsmRegister64>>, IcedError> {
     let reads_memory = role.reads_memory();
@@ -210,7 +151,7 @@ fn holders(many: usize) -> &'static [AsmRegister64] {
 
 /// Emits the code that loads the address of the shared data, which has the table of readable pages, into rbx; or 0 if
 /// the table is needed for values, and is not valid now. Uses rax and rdx.
-fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
+fn find_pages(a: &mut CodeAssembler, context: PointContext) -> Result<(), IcedError> {
     let mut is_valid = a.create_label();
     load(a, rbx, context.shared)?;
     if context.layout.value_pages != ValuePages::TableOfObserver {
@@ -225,6 +166,24 @@ fn find_pages(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedE
     a.xor(rbx, rbx)?;
     a.set_label(&mut is_valid)?;
     a.nop()
+}
+
+/// Emits a jump to `untyped` unless the observer's table of pages is valid, as [`find_pages`] has found out if values
+/// need it. Uses rax and rdx.
+fn unless_valid(
+    a: &mut CodeAssembler,
+    context: PointContext,
+    untyped: CodeLabel,
+) -> Result<(), IcedError> {
+    if context.layout.value_pages == ValuePages::TableOfObserver {
+        a.test(rbx, rbx)?;
+        return a.je(untyped);
+    }
+    a.rdtsc()?;
+    a.shl(rdx, 32)?;
+    a.or(rdx, rax)?;
+    check_validity(a, context.layout, [rdx, rax])?;
+    a.jae(untyped)
 }
 
 /// Returns how many registers of the pool a test needs.
@@ -260,7 +219,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         a: &'a mut CodeAssembler,
         arguments: &'p [ArgumentSource],
         reads_memory: bool,
-        context: FilterContext,
+        context: PointContext,
         untyped: CodeLabel,
     ) -> Result<FilterCode<'p, 'a>, IcedError> {
         if reads_memory {
@@ -464,15 +423,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                         Some(register) => self.a.movq(to, register),
                         None => self.a.jmp(self.untyped),
                     },
-                    ArgumentSource::Stack(depth) => {
-                        let depth = self.context.pushed + u64::from(depth);
-                        self.a.lea(to, qword_ptr(rsp + depth))?;
-                        // Eight bytes may be in two pages if the stack pointer is not aligned.
-                        self.unless_listed(to, 0)?;
-                        self.unless_listed(to, 7)?;
-                        self.a.mov(to, qword_ptr(to))
-                    }
-                    ArgumentSource::Memory(memory) => self.memory(memory, to),
+                    ArgumentSource::Memory(memory) => self.context.operand(self.a, to, memory),
                     ArgumentSource::Constant(number) => self.a.mov(to, number),
                     ArgumentSource::Unknown => self.a.jmp(self.untyped),
                 }
@@ -492,117 +443,22 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits the code that loads an operand in memory: data of the object, what is in the frame of the point, or what
-    /// [`FilterCode::unless_operands_readable`] has found to be readable. Uses rdi and r9.
-    fn memory(&mut self, memory: MemorySource, to: AsmRegister64) -> Result<(), IcedError> {
-        self.operand_address(memory, to)?;
-        if memory.is_near_stack() {
-            let mut is_far = self.a.create_label();
-            self.a.lea(rdi, qword_ptr(rsp - RED_ZONE))?;
-            self.a.mov(r9, to)?;
-            self.a.sub(r9, rdi)?;
-            self.a.cmp(r9, STACK_OFFSET_LIMIT)?;
-            let far_away = if memory.may_be_far() {
-                is_far
-            } else {
-                self.untyped
-            };
-            self.a.jae(far_away)?;
-            self.unless_listed(to, 0)?;
-            self.unless_listed(to, i32::from(memory.size) - 1)?;
-            self.a.set_label(&mut is_far)?;
-            self.a.nop()?;
-        }
-        let low = low(to);
-        match memory.size {
-            1 => self.a.movzx(low, byte_ptr(to)),
-            2 => self.a.movzx(low, word_ptr(to)),
-            4 => self.a.mov(low, dword_ptr(to)),
-            _ => self.a.mov(to, qword_ptr(to)),
-        }
-    }
-
-    /// Emits the code that loads the address of an operand in memory. Uses r9.
-    fn operand_address(
-        &mut self,
-        memory: MemorySource,
-        to: AsmRegister64,
-    ) -> Result<(), IcedError> {
-        match memory.base {
-            Some(base) => {
-                self.register(base, to)?;
-                self.a.add(to, memory.displacement as i32)?;
-            }
-            None => self.a.mov(to, memory.displacement)?,
-        }
-        if let Some((index, scale)) = memory.index {
-            self.register(index, r9)?;
-            self.a.lea(to, qword_ptr(to + r9 * u32::from(scale)))?;
-        }
-        Ok(())
-    }
-
-    /// Emits a jump to where hits are untyped unless the operands in memory among these arguments can be read: of those
-    /// that may be far from the stack pointer, and are, the table of pages and the kernel both say so. Uses all registers
-    /// of the pool but r8.
+    /// Emits a jump to where hits are untyped unless the operands in memory among these arguments can be read. Uses all
+    /// registers of the pool but r8.
     fn unless_operands_readable(&mut self, is_used: impl Fn(u8) -> bool) -> Result<(), IcedError> {
         for (index, source) in (0..).zip(self.arguments) {
             match source {
-                ArgumentSource::Memory(memory) if memory.may_be_far() && is_used(index) => {
-                    self.unless_operand_readable(*memory)?;
+                ArgumentSource::Memory(memory) if !memory.is_static() && is_used(index) => {
+                    let (context, untyped) = (self.context, self.untyped);
+                    // For the system call: a multiple of 8.
+                    self.a.xor(ecx, ecx)?;
+                    let unless_valid = |a: &mut CodeAssembler| unless_valid(a, context, untyped);
+                    context.unless_operand_readable(self.a, *memory, unless_valid, untyped)?;
                 }
                 _ => {}
             }
         }
         Ok(())
-    }
-
-    fn unless_operand_readable(&mut self, memory: MemorySource) -> Result<(), IcedError> {
-        let mut over = self.a.create_label();
-        if memory.is_near_stack() {
-            self.operand_address(memory, rdx)?;
-            self.a.lea(rax, qword_ptr(rsp - RED_ZONE))?;
-            self.a.sub(rdx, rax)?;
-            self.a.cmp(rdx, STACK_OFFSET_LIMIT)?;
-            self.a.jb(over)?;
-        }
-        self.unless_pages_valid()?;
-        // For the system call: a multiple of 8.
-        self.a.xor(ecx, ecx)?;
-        self.operand_address(memory, rdx)?;
-        self.a.and(rdx, -8)?;
-        self.unless_listed(rdx, 0)?;
-        self.unless_kernel_reads()?;
-        let last = i32::from(memory.size) - 1;
-        if last > 0 {
-            let mut is_in_one_word = self.a.create_label();
-            self.operand_address(memory, rdx)?;
-            self.a.lea(rax, qword_ptr(rdx + last))?;
-            self.a.xor(rax, rdx)?;
-            self.a.test(eax, -8)?;
-            self.a.je(is_in_one_word)?;
-            self.a.add(rdx, last)?;
-            self.a.and(rdx, -8)?;
-            self.unless_listed(rdx, 0)?;
-            self.unless_kernel_reads()?;
-            self.a.set_label(&mut is_in_one_word)?;
-            self.a.nop()?;
-        }
-        self.a.set_label(&mut over)?;
-        self.a.nop()
-    }
-
-    /// Emits a jump to where hits are untyped unless the observer's table of pages is valid, if the code has not found
-    /// that out already. Uses rax and rdx.
-    fn unless_pages_valid(&mut self) -> Result<(), IcedError> {
-        if self.context.layout.value_pages == ValuePages::TableOfObserver {
-            return Ok(());
-        }
-        self.a.rdtsc()?;
-        self.a.shl(rdx, 32)?;
-        self.a.or(rdx, rax)?;
-        check_validity(self.a, self.context.layout, [rdx, rax])?;
-        self.a.jae(self.untyped)
     }
 
     fn register(&mut self, register: Register, to: AsmRegister64) -> Result<(), IcedError> {
@@ -707,7 +563,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
     /// of pages and the kernel both say so. `last` is less than a page. Uses all registers of the pool but r8.
     fn text_of_c(&mut self, of: &Word, last: u64) -> Result<(), IcedError> {
         let mut is_in_page = self.a.create_label();
-        self.unless_pages_valid()?;
+        unless_valid(self.a, self.context, self.untyped)?;
         self.word(of, rdx)?;
         self.unless_listed(rdx, 0)?;
         // In the system call, rcx has to be a multiple of 8, so that it is no valid `how`. The upper three bits of a
@@ -733,7 +589,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
 
     /// Emits a jump to where hits are untyped unless the kernel may be asked, and reads the word at rdx.
     fn unless_kernel_reads(&mut self) -> Result<(), IcedError> {
-        let FilterContext { layout, shared, .. } = self.context;
+        let PointContext { layout, shared, .. } = self.context;
         unless_kernel_reads(self.a, 0, layout, shared, self.untyped)
     }
 
@@ -923,12 +779,6 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         let layout = self.context.layout;
         unless_listed(self.a, layout, base, offset_of, self.untyped)
     }
-}
-
-/// Returns the low half of a register of the pool.
-fn low(register: AsmRegister64) -> iced_x86::code_asm::AsmRegister32 {
-    let low = Register::from(register).full_register32();
-    get_gpr32(low).unwrap_or(edi)
 }
 
 fn inverse(relation: Relation) -> Relation {

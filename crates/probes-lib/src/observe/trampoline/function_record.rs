@@ -13,27 +13,28 @@
 //! (trampoline/saved.rs).
 
 use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, eax, edi, edx, esi, get_gpr64,
-    get_xmm, qword_ptr, r9, r14, rax, rbx, rcx, rdi, rdx, rsi, rsp, sil, word_ptr,
+    CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, get_xmm, qword_ptr, r14, rax, rbx, rcx,
+    rdi, rdx, rsi, rsp, sil,
 };
 use iced_x86::{IcedError, Register};
 
+use super::at_point::PointContext;
 use super::fields::FieldCopies;
-use super::filter::{self, FilterContext, SavedAt};
-use super::readable::{check_validity, unless_kernel_reads, unless_readable};
+use super::filter;
+use super::readable::{unless_kernel_reads, unless_readable, unless_valid_at_record};
 use super::record;
 use super::sampling;
-use super::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
+use super::saved::{LockedRegisters, SaveArea, Saving};
 use super::stack_copy::{self, StackCopy};
 use super::stack_info;
 use super::word_at;
-use super::{SAVED_IF_TIMED, load, load_at_point, locked_increment};
+use super::{SAVED_IF_TIMED, load, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::role::{
-    ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, STACK_OFFSET_LIMIT,
-    StackKind, WatchRole, WatchedFunction, Words,
+    ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, StackKind, WatchRole,
+    WatchedFunction, Words,
 };
 use crate::patch_plan::displaced::ExitKind;
 
@@ -78,19 +79,12 @@ pub(super) fn code(
         a.add_instruction(locked_increment(pointers.untyped)?)?;
         return a.assemble(at.0);
     }
-    let mut saving = Saving::new(
-        &mut a,
-        place,
-        SAVED_IF_TIMED.len(),
-        pointers.saved,
-        Some(rdi),
-    );
+    let mut saving = Saving::new(&mut a, place, SAVED_IF_TIMED.len(), pointers.saved);
     saving.save(&mut a)?;
+    let context = saving.context(pointers.shared, pointers.layout);
     let (mut skipped, mut untyped) = (a.create_label(), a.create_label());
     if let Some(filter) = filter {
-        let context = filter_context(place, pointers);
         filter::filter(&mut a, filter, context, skipped, untyped)?;
-        saving.restore_base(&mut a)?;
     }
     if let Some(every) = watched.sample {
         sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
@@ -108,17 +102,13 @@ pub(super) fn code(
         sources,
         formats: &watched.formats,
         words,
-        registers: Registers::Saved(place, &saving),
-        shared: SharedAt {
-            pointer: pointers.shared,
-            layout: pointers.layout,
-        },
+        context,
     };
     arguments.emit(&mut a, &mut fields)?;
     let mut taken = a.create_label();
     if pointers.layout.stacks != StackCopies::None {
         stack_copy::take(&mut a, pointers.layout, taken)?;
-        saving.load(&mut a, rax, Register::RBX)?;
+        context.load(&mut a, rax, Register::RBX)?;
         let copy = StackCopy {
             layout: pointers.layout,
             pushed: 0,
@@ -179,74 +169,12 @@ fn recorded(
     }
 }
 
-fn filter_context(place: SaveArea, pointers: RecordPointers) -> FilterContext {
-    let locked = pointers.saved.registers();
-    FilterContext {
-        saved: &SAVED_IF_TIMED,
-        saved_at: match place {
-            SaveArea::Mmx | SaveArea::StackOrMmx => SavedAt::Copies,
-            SaveArea::Lock => SavedAt::Address(locked),
-            SaveArea::StackOrLock => SavedAt::StackOrAddress(locked),
-        },
-        pushed: 0,
-        shared: pointers.shared,
-        layout: pointers.layout,
-    }
-}
-
-/// Where the registers are that the code uses.
-#[derive(Clone, Copy)]
-pub(super) enum Registers<'s> {
-    /// Where they are saved; if that is in memory, rdi has the address.
-    Saved(SaveArea, &'s Saving),
-    /// Where a context says.
-    Elsewhere(FilterContext),
-}
-
-impl Registers<'_> {
-    /// Emits the code that loads what a register held at the point.
-    fn load(
-        self,
-        a: &mut CodeAssembler,
-        to: AsmRegister64,
-        register: Register,
-    ) -> Result<(), IcedError> {
-        let place = match self {
-            Registers::Saved(place, _) => place,
-            Registers::Elsewhere(context) => return context.load(a, to, register),
-        };
-        let mut saved = SAVED_IF_TIMED.iter();
-        let used = saved.position(|(it, _)| get_gpr64(register) == Some(*it));
-        match used {
-            Some(used) if place != SaveArea::Mmx => a.mov(to, qword_ptr(rdi + 8 * used as i32)),
-            _ => load_at_point(a, to, register, &SAVED_IF_TIMED),
-        }
-    }
-
-    /// Emits the code that makes rdi what [`Registers::load`] needs, after it was used.
-    fn restore_base(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        match self {
-            Registers::Saved(_, saving) => saving.restore_base(a),
-            Registers::Elsewhere(_) => Ok(()),
-        }
-    }
-}
-
-/// The shared data.
-#[derive(Clone, Copy)]
-pub(super) struct SharedAt {
-    /// Where their address is.
-    pub(super) pointer: LiveAddr,
-    pub(super) layout: SharedLayout,
-}
-
 /// The arguments that are recorded, or the result.
 pub(super) struct Arguments<'w> {
     pub(super) sources: &'w [ArgumentSource],
     pub(super) formats: &'w [ArgumentFormat],
     pub(super) words: Words,
-    pub(super) registers: Registers<'w>,
-    pub(super) shared: SharedAt,
+    pub(super) context: PointContext,
 }
 
 impl Arguments<'_> {
@@ -259,10 +187,7 @@ impl Arguments<'_> {
     ) -> Result<(), IcedError> {
         for (index, source) in (0..).zip(self.sources) {
             match source {
-                ArgumentSource::Memory(memory) => {
-                    self.operand(a, index, *memory)?;
-                    self.registers.restore_base(a)?;
-                }
+                ArgumentSource::Memory(memory) => self.operand(a, index, *memory)?,
                 _ => self.value(a, index, *source)?,
             }
         }
@@ -275,7 +200,7 @@ impl Arguments<'_> {
             let is_number = format.size < 8 || format.is_float;
             let is_vector = matches!(source, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
             if !is_number && !is_vector {
-                memory(a, index, self.words, self.shared, fields)?;
+                memory(a, index, self.words, self.context, fields)?;
             }
         }
         Ok(())
@@ -290,7 +215,7 @@ impl Arguments<'_> {
     ) -> Result<(), IcedError> {
         let value = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE);
         match source {
-            ArgumentSource::Register(register) => self.registers.load(a, rdx, register)?,
+            ArgumentSource::Register(register) => self.context.load(a, rdx, register)?,
             ArgumentSource::Vector(register) => {
                 return match get_xmm(register) {
                     Some(register) => a.movq(value, register),
@@ -298,15 +223,13 @@ impl Arguments<'_> {
                 };
             }
             ArgumentSource::Constant(number) => a.mov(rdx, number)?,
-            ArgumentSource::Stack(_) | ArgumentSource::Memory(_) | ArgumentSource::Unknown => {
-                return Ok(());
-            }
+            ArgumentSource::Memory(_) | ArgumentSource::Unknown => return Ok(()),
         }
         a.mov(value, rdx)
     }
 
     /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is not
-    /// static is read only if the kernel may be asked; outside the frame of the point, the table of pages has to agree.
+    /// static is read only if the kernel may be asked.
     /// The address is computed again before the operand is read: meanwhile, the record may have been overwritten. Uses
     /// all registers but rbx, rcx and r8.
     fn operand(
@@ -318,59 +241,24 @@ impl Arguments<'_> {
         let at = layout_of::argument_at(index);
         let value = qword_ptr(rcx + at + layout_of::VALUE);
         let header = qword_ptr(rcx + at + layout_of::BLOCK_HEADER);
+        let context = self.context;
         let mut unread = a.create_label();
-        let mut is_in_one_word = a.create_label();
-        self.address(a, memory)?;
-        a.mov(value, rdx)?;
         if !memory.is_static() {
+            context.operand_address(a, rdx, memory)?;
+            a.mov(value, rdx)?;
             a.mov(header, layout_of::UNREAD as i32)?;
             if self.words != Words::Text {
                 return Ok(());
             }
-            a.and(rdx, -8)?;
-            unless_operand_readable(a, memory, self.shared, unread)?;
-            self.registers.restore_base(a)?;
-            self.address(a, memory)?;
-            if memory.size > 1 {
-                let last = i32::from(memory.size) - 1;
-                a.lea(rax, qword_ptr(rdx + last))?;
-                a.xor(rax, rdx)?;
-                a.test(eax, -8)?;
-                a.je(is_in_one_word)?;
-                a.add(rdx, last)?;
-                a.and(rdx, -8)?;
-                unless_operand_readable(a, memory, self.shared, unread)?;
-                self.registers.restore_base(a)?;
-                self.address(a, memory)?;
-                a.set_label(&mut is_in_one_word)?;
-            }
+            let unless_valid =
+                |a: &mut CodeAssembler| unless_valid_at_record(a, context.layout, unread);
+            context.unless_operand_readable(a, memory, unless_valid, unread)?;
         }
-        match memory.size {
-            1 => a.movzx(edx, byte_ptr(rdx))?,
-            2 => a.movzx(edx, word_ptr(rdx))?,
-            4 => a.mov(edx, dword_ptr(rdx))?,
-            _ => a.mov(rdx, qword_ptr(rdx))?,
-        }
+        context.operand(a, rdx, memory)?;
         a.mov(value, rdx)?;
         a.mov(header, 0)?;
         a.set_label(&mut unread)?;
         a.nop()
-    }
-
-    /// Emits the code that loads the address of an operand in memory into rdx. Uses rax.
-    fn address(&self, a: &mut CodeAssembler, memory: MemorySource) -> Result<(), IcedError> {
-        match memory.base {
-            Some(base) => {
-                self.registers.load(a, rdx, base)?;
-                a.add(rdx, memory.displacement as i32)?;
-            }
-            None => a.mov(rdx, memory.displacement)?,
-        }
-        if let Some((index, scale)) = memory.index {
-            self.registers.load(a, rax, index)?;
-            a.lea(rdx, qword_ptr(rdx + rax * u32::from(scale)))?;
-        }
-        Ok(())
     }
 }
 
@@ -394,39 +282,12 @@ fn frame(a: &mut CodeAssembler, stack: StackKind) -> Result<(), IcedError> {
     }
 }
 
-/// Emits a jump to `otherwise` unless the word at rdx, a part of an operand, may be read.
-fn unless_operand_readable(
-    a: &mut CodeAssembler,
-    memory: MemorySource,
-    shared: SharedAt,
-    otherwise: CodeLabel,
-) -> Result<(), IcedError> {
-    if !memory.is_near_stack() {
-        return unless_certain(a, 0, shared, otherwise);
-    }
-    // The frame of a function that was just called may be in pages that the table does not have yet.
-    let mut is_near = a.create_label();
-    a.lea(rax, qword_ptr(rsp - RED_ZONE))?;
-    a.mov(r9, rdx)?;
-    a.sub(r9, rax)?;
-    a.cmp(r9, STACK_OFFSET_LIMIT)?;
-    a.jb(is_near)?;
-    a.mov(rax, rdx)?;
-    unless_readable(a, shared.layout, otherwise)?;
-    a.set_label(&mut is_near)?;
-    // The observer that may say that the kernel must not be asked any more has to be there.
-    a.mov(r9, word_at(rcx, layout_of::TIME))?;
-    check_validity(a, shared.layout, [r9, rax])?;
-    a.jae(otherwise)?;
-    unless_kernel_reads(a, 0, shared.layout, shared.pointer, otherwise)
-}
-
 /// Emits the code that copies what an argument points to into the record.
 fn memory(
     a: &mut CodeAssembler,
     index: u64,
     words: Words,
-    shared: SharedAt,
+    context: PointContext,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     if words == Words::Numbers {
@@ -438,9 +299,9 @@ fn memory(
         qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE),
     )?;
     match words {
-        Words::Values => record::block(a, index, shared.layout, over, fields)?,
-        Words::MaybeValues => maybe_block(a, index, shared, over)?,
-        Words::Text => text(a, index, shared, over)?,
+        Words::Values => record::block(a, index, context.layout, over, fields)?,
+        Words::MaybeValues => maybe_block(a, index, context, over)?,
+        Words::Text => text(a, index, context, over)?,
         Words::Numbers => {}
     }
     a.set_label(&mut over)?;
@@ -451,7 +312,7 @@ fn memory(
 fn text(
     a: &mut CodeAssembler,
     index: u64,
-    shared: SharedAt,
+    context: PointContext,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut part = a.create_label();
@@ -459,12 +320,12 @@ fn text(
     let mut copy = a.create_label();
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
     a.and(rdx, -8)?;
-    unless_certain(a, 0, shared, over)?;
+    unless_certain(a, 0, context, over)?;
     a.lea(rax, qword_ptr(rdx + last))?;
     a.xor(rax, rdx)?;
     a.test(eax, -(PAGE as i32))?;
     a.je(whole)?;
-    unless_certain(a, last, shared, part)?;
+    unless_certain(a, last, context, part)?;
     a.set_label(&mut whole)?;
     a.mov(esi, layout_of::COPY_WORDS as u32)?;
     a.jmp(copy)?;
@@ -481,18 +342,18 @@ fn text(
 fn maybe_block(
     a: &mut CodeAssembler,
     index: u64,
-    shared: SharedAt,
+    context: PointContext,
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
     let header = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::BLOCK_HEADER);
     a.test(edx, 7)?;
     a.jne(over)?;
-    unless_certain(a, -8, shared, over)?;
+    unless_certain(a, -8, context, over)?;
     record::block_header(a, index, over)?;
     // All words that a record holds are asked for, however long the block is.
-    unless_certain(a, last, shared, over)?;
-    unless_certain(a, 0, shared, over)?;
+    unless_certain(a, last, context, over)?;
+    unless_certain(a, 0, context, over)?;
     a.mov(rax, header)?;
     record::words_of_block(a, over)?;
     copy_words(a, index)
@@ -518,10 +379,10 @@ fn copy_words(a: &mut CodeAssembler, index: u64) -> Result<(), IcedError> {
 fn unless_certain(
     a: &mut CodeAssembler,
     offset: i32,
-    shared: SharedAt,
+    context: PointContext,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     a.lea(rax, qword_ptr(rdx + offset))?;
-    unless_readable(a, shared.layout, otherwise)?;
-    unless_kernel_reads(a, offset, shared.layout, shared.pointer, otherwise)
+    unless_readable(a, context.layout, otherwise)?;
+    unless_kernel_reads(a, offset, context.layout, context.shared, otherwise)
 }

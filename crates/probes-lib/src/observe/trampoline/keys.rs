@@ -18,7 +18,8 @@ use iced_x86::code_asm::{
     esi, qword_ptr, r8, r8d, r9, r9d, rax, rbx, rdi, rdx, rsi, rsp,
 };
 
-use super::filter::{self, FilterContext};
+use super::at_point::PointContext;
+use super::filter;
 use super::word_at;
 use super::{load, offset, spread_of};
 use crate::expression::typed::{KeyPart, Text};
@@ -42,7 +43,7 @@ const LAST_OF_WHOLE: u64 = 7 << 56;
 pub(super) fn hash(
     a: &mut CodeAssembler,
     role: &KeyRole,
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
     KeyCode::begin(a, role, false, context, untyped)?.hash()
@@ -53,7 +54,7 @@ pub(super) fn hash(
 pub(super) fn count(
     a: &mut CodeAssembler,
     role: &KeyRole,
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
     other: CodeLabel,
 ) -> Result<(), IcedError> {
@@ -70,7 +71,7 @@ pub(super) fn histogram(
     a: &mut CodeAssembler,
     role: &KeyRole,
     is_signed: bool,
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut other = a.create_label();
@@ -97,7 +98,7 @@ pub(super) fn histogram(
 pub(super) fn histogram_of_time(
     a: &mut CodeAssembler,
     role: &KeyRole,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let (mut other, mut untyped) = (a.create_label(), a.create_label());
     let mut found = a.create_label();
@@ -117,7 +118,7 @@ pub(super) fn histogram_of_time(
 
 /// Emits the code that puts in rax the number of the slot in rbx: its distance from the first one, in units of its
 /// length.
-fn number(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
+fn number(a: &mut CodeAssembler, context: PointContext) -> Result<(), IcedError> {
     load(a, rax, context.shared)?;
     a.add(rax, offset(context.layout.keys()))?;
     a.sub(rbx, rax)?;
@@ -135,7 +136,7 @@ fn reciprocal(layout: KeysLayout) -> i32 {
 struct KeyCode<'r, 'a> {
     a: &'a mut CodeAssembler,
     role: &'r KeyRole,
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
     /// What holds each part, if a register does.
     held: Vec<Option<AsmRegister64>>,
@@ -149,7 +150,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         a: &'a mut CodeAssembler,
         role: &'r KeyRole,
         beside_r8: bool,
-        context: FilterContext,
+        context: PointContext,
         untyped: CodeLabel,
     ) -> Result<KeyCode<'r, 'a>, IcedError> {
         let kinds = role.kinds();

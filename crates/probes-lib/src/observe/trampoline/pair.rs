@@ -11,7 +11,8 @@ use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, dword_ptr, eax, edx, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
-use super::filter::{self, FilterContext};
+use super::at_point::PointContext;
+use super::filter;
 use super::histogram::{self, Histograms};
 use super::keys;
 use super::values;
@@ -45,7 +46,7 @@ pub(super) fn ends(
     a: &mut CodeAssembler,
     ends: Ends<'_>,
     pointers: &Pointers,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let PairFilter::Starts(filter) = ends.filter else {
         let starts = StartKind::Timed;
@@ -101,7 +102,7 @@ impl Ends<'_> {
         a: &mut CodeAssembler,
         starts: StartKind,
         pointers: &Pointers,
-        context: FilterContext,
+        context: PointContext,
     ) -> Result<(), IcedError> {
         let (mut untyped, mut over) = (a.create_label(), a.create_label());
         if let Some(key) = self.key {
@@ -370,7 +371,7 @@ fn add_by_key(
     a: &mut CodeAssembler,
     keys: &KeyRole,
     pair: u32,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let keys = KeyRole {
         name: pair,

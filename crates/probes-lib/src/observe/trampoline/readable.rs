@@ -118,10 +118,20 @@ pub(super) fn unless_readable(
     layout: SharedLayout,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
+    unless_valid_at_record(a, layout, otherwise)?;
+    unless_listed(a, layout, rax, 0, otherwise)
+}
+
+/// Emits a jump to `otherwise` unless the table of pages was valid at the time of the record at rcx. The address of the
+/// shared data is in rbx. Uses rdi and r9.
+pub(super) fn unless_valid_at_record(
+    a: &mut CodeAssembler,
+    layout: SharedLayout,
+    otherwise: CodeLabel,
+) -> Result<(), IcedError> {
     a.mov(r9, word_at(rcx, record::TIME))?;
     check_validity(a, layout, [r9, rdi])?;
-    a.jae(otherwise)?;
-    unless_listed(a, layout, rax, 0, otherwise)
+    a.jae(otherwise)
 }
 
 /// Emits the code that leaves the flags of *below* if the table of pages was valid at the time in `ticks`, in TSC

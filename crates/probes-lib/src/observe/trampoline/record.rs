@@ -2,14 +2,14 @@
 //! thread's group.
 
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, edi, esi, get_xmm, qword_ptr, r8,
-    rax, rbx, rcx, rdi, rdx, rsi, rsp, sil,
+    CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, esi, get_xmm, qword_ptr, r8, rax,
+    rbx, rcx, rdx, rsi, sil,
 };
 use iced_x86::{IcedError, Register};
 
+use super::at_point::PointContext;
 use super::fields::FieldCopies;
-use super::filter::FilterContext;
-use super::readable::{unless_readable, unless_readable_value};
+use super::readable::{unless_readable_value, unless_valid_at_record};
 use super::stack_copy::{self, StackCopy};
 use super::word_at;
 use super::{offset, spread};
@@ -25,7 +25,7 @@ use crate::observe::role::{ArgumentSource, WatchRole};
 pub(super) fn record(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<FieldCopies, IcedError> {
     let mut fields = FieldCopies::default();
     begin(a, watched.point, false, context.layout)?;
@@ -39,7 +39,7 @@ pub(super) fn record(
 pub(super) fn end_with_stack(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let layout = context.layout;
     if layout.stacks == StackCopies::None {
@@ -65,7 +65,7 @@ pub(super) fn end_with_stack(
 pub(super) fn arguments(
     a: &mut CodeAssembler,
     watched: &WatchRole,
-    context: FilterContext,
+    context: PointContext,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     if !watched.arguments.is_empty() {
@@ -131,7 +131,7 @@ fn argument(
     a: &mut CodeAssembler,
     index: u64,
     source: ArgumentSource,
-    context: FilterContext,
+    context: PointContext,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     let value = qword_ptr(rcx + record::argument_at(index) + record::VALUE);
@@ -144,17 +144,15 @@ fn argument(
             };
             return a.movq(value, register);
         }
-        ArgumentSource::Stack(depth) => {
-            a.lea(rax, qword_ptr(rsp + (context.pushed + u64::from(depth))))?;
-            a.mov(rdx, rax)?;
-            a.xor(edi, edi)?;
-            a.mov(value, rdi)?;
-            unless_readable(a, context.layout, over)?;
-            a.mov(rdx, qword_ptr(rdx))?;
+        ArgumentSource::Memory(memory) => {
+            a.mov(value, 0)?;
+            let unless_valid =
+                |a: &mut CodeAssembler| unless_valid_at_record(a, context.layout, over);
+            context.unless_operand_readable(a, memory, unless_valid, over)?;
+            context.operand(a, rdx, memory)?;
         }
-        // Sites of OCaml have none of these.
-        ArgumentSource::Memory(_) | ArgumentSource::Constant(_) => return Ok(()),
-        ArgumentSource::Unknown => return Ok(()),
+        // Probes of OCaml have no constants.
+        ArgumentSource::Constant(_) | ArgumentSource::Unknown => return Ok(()),
     }
     a.mov(value, rdx)?;
     block(a, index, context.layout, over, fields)?;

@@ -8,13 +8,13 @@
 //! behind a lock       in the data of the arena
 //! ```
 
-use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister64, CodeAssembler, CodeLabel, esp, get_gpr64, qword_ptr, rsp,
-};
+use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, CodeLabel, esp, qword_ptr, rsp};
 use iced_x86::{Code, IcedError, Instruction, Register};
 
+use super::at_point::{PointContext, SavedAt};
 use super::{SAVED_IF_TIMED, SavedRegister, at_address, load, locked_increment};
 use crate::address::{LiveAddr, PAGE};
+use crate::observe::layout::shared::SharedLayout;
 
 /// How many bytes below the stack pointer a function may use (psABI 3.2.2).
 pub(super) const RED_ZONE: i32 = 128;
@@ -71,19 +71,15 @@ pub(super) struct Saving {
     /// Where the code goes on once they are saved, and where it ends.
     saved: CodeLabel,
     end: CodeLabel,
-    /// What holds the address of the saved registers.
-    base: Option<AsmRegister64>,
 }
 
 impl Saving {
-    /// For so many of the registers of [`SAVED_IF_TIMED`], from the first. Unless they are in MMX registers, `base` is
-    /// loaded with the address of where they are saved, eight bytes each.
+    /// For so many of the registers of [`SAVED_IF_TIMED`], from the first.
     pub(super) fn new(
         a: &mut CodeAssembler,
         place: SaveArea,
         count: usize,
         locked: LockedRegisters,
-        base: Option<AsmRegister64>,
     ) -> Saving {
         Saving {
             place,
@@ -93,7 +89,6 @@ impl Saving {
             from_elsewhere: a.create_label(),
             saved: a.create_label(),
             end: a.create_label(),
-            base,
         }
     }
 
@@ -110,9 +105,6 @@ impl Saving {
         unless_room_on_stack(a, self.elsewhere)?;
         for (index, (register, _)) in self.used.iter().enumerate() {
             a.mov(self.on_stack(index), *register)?;
-        }
-        if let Some(base) = self.base {
-            a.lea(base, self.on_stack(0))?;
         }
         a.set_label(&mut self.saved)?;
         // There may be another label.
@@ -138,30 +130,6 @@ impl Saving {
         a.nop()
     }
 
-    /// Emits the code that loads the address of the saved registers again, after other code has changed the base.
-    pub(super) fn restore_base(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        let Some(base) = self.base.filter(|_| !self.place.has_mmx()) else {
-            return Ok(());
-        };
-        let mut known = a.create_label();
-        self.load_locked_base(a, base)?;
-        if self.place.is_stack_first() {
-            unless_room_on_stack(a, known)?;
-            a.lea(base, self.on_stack(0))?;
-        }
-        a.set_label(&mut known)?;
-        a.nop()
-    }
-
-    fn load_locked_base(
-        &self,
-        a: &mut CodeAssembler,
-        base: AsmRegister64,
-    ) -> Result<(), IcedError> {
-        let first = at_address(self.behind_lock(0));
-        a.add_instruction(Instruction::with2(Code::Lea_r64_m, base.into(), first)?)
-    }
-
     fn save_elsewhere(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         if self.place.has_mmx() {
             for (register, copy) in self.used {
@@ -177,10 +145,7 @@ impl Saving {
             );
             a.add_instruction(Instruction::with2(Code::Mov_rm64_r64, place, register)?)?;
         }
-        match self.base {
-            Some(base) => self.load_locked_base(a, base),
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn restore_elsewhere(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
@@ -212,35 +177,21 @@ impl Saving {
         a.set_label(&mut taken)
     }
 
-    /// Emits the code that loads what a register held when they were saved. Needs no base.
-    pub(super) fn load(
-        &self,
-        a: &mut CodeAssembler,
-        to: AsmRegister64,
-        register: Register,
-    ) -> Result<(), IcedError> {
-        let is_it = |(it, _): &SavedRegister| Register::from(*it) == register;
-        let Some(index) = self.used.iter().position(is_it) else {
-            return match get_gpr64(register) {
-                Some(register) => a.mov(to, register),
-                None => Ok(()),
-            };
-        };
-        let (mut elsewhere, mut known) = (a.create_label(), a.create_label());
-        if self.place.is_stack_first() {
-            unless_room_on_stack(a, elsewhere)?;
-            a.mov(to, self.on_stack(index))?;
-            a.jmp(known)?;
-            a.set_label(&mut elsewhere)?;
+    /// Returns what the code needs to know that reads what they held when they were saved.
+    pub(super) fn context(&self, shared: LiveAddr, layout: SharedLayout) -> PointContext {
+        let registers = self.locked.registers();
+        PointContext {
+            saved: self.used,
+            saved_at: match self.place {
+                SaveArea::Mmx => SavedAt::Copies,
+                SaveArea::Lock => SavedAt::Address(registers),
+                SaveArea::StackOrMmx => SavedAt::StackOrCopies,
+                SaveArea::StackOrLock => SavedAt::StackOrAddress(registers),
+            },
+            pushed: 0,
+            shared,
+            layout,
         }
-        if self.place.has_mmx() {
-            a.movq(to, self.used[index].1)?;
-        } else {
-            load(a, to, self.behind_lock(index))?;
-        }
-        a.set_label(&mut known)?;
-        // A label needs an instruction.
-        a.nop()
     }
 
     /// Returns where a register is saved on the stack.

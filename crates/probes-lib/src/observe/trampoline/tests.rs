@@ -127,7 +127,7 @@ fn saved_registers_are_found_as_arguments() {
         ArgumentSource::Register(Register::RDI),
         ArgumentSource::Register(Register::R12),
         ArgumentSource::Register(Register::RAX),
-        ArgumentSource::Stack(16),
+        ArgumentSource::on_stack(16),
         ArgumentSource::Vector(Register::XMM3),
         ArgumentSource::Unknown,
     ];
@@ -172,7 +172,8 @@ fn saved_registers_are_found_as_arguments() {
         "movq %mm5,%rdx",
         "mov %r12,%rdx",
         "movq %mm0,%rdx",
-        "lea 0x18(%rsp),%rax",
+        "lea 0x8(%rsp),%rdx",
+        "add $0x10,%rdx",
         "movl $0x7,0x14(%rcx)",
     ] {
         assert!(is_there(text), "{text} in {listing:#?}");
@@ -186,7 +187,7 @@ fn saved_registers_are_found_as_arguments() {
 fn whole_listing_is_golden() {
     let arguments = vec![
         ArgumentSource::Register(Register::RDI),
-        ArgumentSource::Stack(16),
+        ArgumentSource::on_stack(16),
         ArgumentSource::Vector(Register::XMM3),
     ];
     let layout = SharedLayout {

@@ -9,7 +9,8 @@ use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, eax, edx, qword_ptr, r8, rax, rbx, rcx, rdx, rsi, rsp,
 };
 
-use super::filter::{self, FilterContext};
+use super::at_point::PointContext;
+use super::filter;
 use super::{SAVED_IF_TIMED, SavedRegister, histogram, keys, load, offset, spread_of, sub};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::rows::STACK_PART_BITS;
@@ -35,7 +36,7 @@ pub(super) fn record(
     a: &mut CodeAssembler,
     role: &HistogramRole,
     keys: Option<&KeyRole>,
-    context: FilterContext,
+    context: PointContext,
     untyped: CodeLabel,
 ) -> Result<(), IcedError> {
     match keys {
@@ -55,7 +56,7 @@ pub(super) fn record(
 }
 
 /// Emits the code that adds the time in rcx to the histogram with the number in r8. Uses rax, rcx, rdx, rbx and rsi.
-pub(super) fn add_time(a: &mut CodeAssembler, context: FilterContext) -> Result<(), IcedError> {
+pub(super) fn add_time(a: &mut CodeAssembler, context: PointContext) -> Result<(), IcedError> {
     let of_key = HistogramSlot {
         number: 0,
         by_key: true,
@@ -79,7 +80,7 @@ struct HistogramSlot {
 fn add(
     a: &mut CodeAssembler,
     place: HistogramSlot,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let all = context.layout.values;
     let header_at = context.layout.values() + all.header(place.number, 0);

@@ -6,8 +6,8 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
+use super::super::at_point::PointContext;
 use super::super::record;
-use super::super::saved::Saving;
 use super::super::stack_copy::{self, StackCopy};
 use super::super::word_at;
 use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
@@ -22,11 +22,11 @@ use crate::patch_plan::displaced::ExitKind;
 pub(super) fn keep(
     a: &mut CodeAssembler,
     reported: &WatchRole,
-    saving: &Saving,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     for (index, source) in (0..).zip(&reported.arguments) {
         if let ArgumentSource::Register(register) = source {
-            saving.load(a, rdi, *register)?;
+            context.load(a, rdi, *register)?;
             a.mov(qword_ptr(rcx + (call_slot::ARGUMENTS + 8 * index)), rdi)?;
         }
     }
@@ -37,7 +37,7 @@ pub(super) fn keep(
 pub(super) struct ExitReport<'r> {
     pub(super) reported: &'r WatchRole,
     pub(super) kind: ExitKind,
-    pub(super) saving: &'r Saving,
+    pub(super) context: PointContext,
 }
 
 impl ExitReport<'_> {
@@ -93,7 +93,7 @@ impl ExitReport<'_> {
             a.mov(qword_ptr(rcx + argument), rax)?;
         }
         a.mov(word_at(rcx, layout_of::COPIED), 0)?;
-        self.saving.load(a, rax, Register::RAX)?;
+        self.context.load(a, rax, Register::RAX)?;
         a.mov(
             qword_ptr(rcx + (layout_of::argument_at(0) + layout_of::VALUE)),
             rax,
@@ -104,7 +104,7 @@ impl ExitReport<'_> {
             let kept = |at: u64| qword_ptr(rcx + offset(layout.stack_at() + KEPT + at));
             a.mov(kept(0), rdi)?;
             a.mov(kept(8), r9)?;
-            self.saving.load(a, rax, Register::RBX)?;
+            self.context.load(a, rax, Register::RBX)?;
             let copy = StackCopy {
                 layout,
                 pushed: 0,

@@ -21,7 +21,7 @@ use test_support::process::{peek, poke};
 use test_support::{Guard, eventually};
 
 use super::*;
-use crate::address::PAGE;
+use crate::address::{LiveAddr, PAGE};
 use crate::expression::{
     Answer, Expression, Filter, Hit, IntegerExpression, Parameter, ParameterKind, Scope,
 };
@@ -29,10 +29,13 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::rows::STACK_PART_BITS;
+use crate::observe::layout::shared::SharedLayout;
 use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, header, order};
 use crate::observe::role::{HistogramRole, MemorySource};
+use crate::observe::trampoline::at_point::SavedAt;
+use crate::observe::trampoline::saved::RED_ZONE;
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
 use crate::sys::ticks;
@@ -83,7 +86,7 @@ pub(in super::super) const SOURCES: [ArgumentSource; 7] = [
     ArgumentSource::Register(Register::R12),
     ArgumentSource::Vector(Register::XMM3),
     ArgumentSource::Register(Register::RDX),
-    ArgumentSource::Stack(24),
+    ArgumentSource::on_stack(24),
     ArgumentSource::Register(Register::RBX),
 ];
 
@@ -381,7 +384,7 @@ pub(in super::super) fn finished(
     saved: &'static [SavedRegister],
     of: &impl Debug,
     value_pages: ValuePages,
-    emit: impl FnOnce(&mut CodeAssembler, FilterContext, CodeLabel, CodeLabel) -> Result<(), IcedError>,
+    emit: impl FnOnce(&mut CodeAssembler, PointContext, CodeLabel, CodeLabel) -> Result<(), IcedError>,
 ) -> Vec<u8> {
     let mut a = CodeAssembler::new(64).unwrap();
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
@@ -392,7 +395,7 @@ pub(in super::super) fn finished(
     let kept = [rax, rsi, rdi, r8, r9, rbx];
     let is_kept = |it: &&AsmRegister64| !saved.iter().any(|(saved, _)| saved == *it);
     let kept = kept.iter().filter(is_kept);
-    let context = FilterContext {
+    let context = PointContext {
         saved,
         saved_at: SavedAt::Copies,
         pushed: 8,
@@ -466,6 +469,11 @@ impl RecordedHit {
         }
         bytes
     }
+
+    fn mapped_word(&self, address: u64) -> u64 {
+        let at = (address - MEMORY) as usize;
+        u64::from_le_bytes(self.bytes()[at..][..8].try_into().unwrap())
+    }
 }
 
 impl Hit for RecordedHit {
@@ -474,14 +482,18 @@ impl Hit for RecordedHit {
     }
 
     fn caller(&self) -> Option<u64> {
-        let at = (STACK + 8 - MEMORY) as usize;
-        let word = self.bytes()[at..][..8].try_into().unwrap();
-        Some(u64::from_le_bytes(word))
+        Some(self.mapped_word(STACK + 8))
     }
 
     fn argument(&self, index: usize) -> Option<u64> {
         match SOURCES.get(index)? {
-            ArgumentSource::Stack(depth) => self.word_at(STACK + 8 + u64::from(*depth)),
+            ArgumentSource::Memory(memory) => {
+                // It is mapped: one of the table and the kernel is enough.
+                let at = STACK + 8 + memory.displacement as u64;
+                let listed = self.word_at(at);
+                let asked = self.may_ask.then(|| self.mapped_word(at));
+                listed.or(asked.filter(|_| self.is_valid))
+            }
             _ => self.arguments.get(index).copied(),
         }
     }
@@ -492,9 +504,7 @@ impl Hit for RecordedHit {
             return None;
         }
         let is_readable = self.readable >> (offset / PAGE) & 1 == 1;
-        let bytes = self.bytes();
-        let word = bytes[offset as usize..][..8].try_into().unwrap();
-        is_readable.then(|| u64::from_le_bytes(word))
+        is_readable.then(|| self.mapped_word(address))
     }
 }
 
@@ -1164,29 +1174,32 @@ fn operands_in_memory_are_read_where_they_are() {
             let is = |number, readable| is_operand(&puppet, memory, number, &with(readable));
             assert_eq!(is(number, 0b111), Some(true), "{memory:?}");
             assert_eq!(is(number + 1, 0b111), Some(false), "{memory:?}");
-            // Data of the object are mapped as long as the point is.
-            let expected = memory.is_static().then_some(true);
+            // Data of the object are mapped as long as the point is; of its frame the kernel knows it.
+            let expected = (memory.is_static() || memory.is_near_stack()).then_some(true);
             assert_eq!(is(number, 0b101), expected, "{memory:?}");
         }
     }
-    // Up to the end of a page that may be read, and near the stack pointer only.
+    // Outside the frame of the point, up to the end of a page that the table has.
     let border = MEMORY + 2 * PAGE;
+    let end = MEMORY + PAGES * PAGE;
     let lowest = STACK - RED_ZONE as u64;
     for (at, size, is_near, is_anywhere) in [
         (border - 4, 4, true, true),
-        (border - 4, 8, false, false),
-        (border - 3, 4, false, false),
+        (border - 4, 8, true, false),
+        (border - 3, 4, true, false),
         (border - 1, 1, true, true),
-        (border, 1, false, false),
+        (border, 1, true, false),
+        (end - 4, 4, true, false),
+        (end - 4, 8, false, false),
         (lowest, 8, true, true),
-        (lowest - 8, 8, false, true),
+        (lowest - 8, 8, true, true),
     ] {
         // Of the frame pointer, which is 0 here, the address may be far away, too.
         let by_rbp = Some(Register::RBP);
         for (base, index, displacement, is_read) in [
             (by_rsp, None, at.wrapping_sub(STACK + 8) as i64, is_near),
             (by_rbx, None, 0, is_anywhere),
-            (by_rbp, Some((Register::RBX, 1)), 0, is_anywhere),
+            (by_rbp, Some((Register::RBX, 1)), 0, is_near),
         ] {
             let memory = MemorySource {
                 base,
@@ -1199,28 +1212,34 @@ fn operands_in_memory_are_read_where_they_are() {
             assert_eq!(answer, is_read.then_some(false), "{memory:?} {at:x}");
         }
     }
-    // What is anywhere is read only if the kernel may be asked, and says that it can be read.
-    let end = MEMORY + PAGES * PAGE;
-    let memory = |size| MemorySource {
-        base: by_rbx,
-        index: None,
-        displacement: 0,
-        size,
-    };
-    for (at, size, is_valid, may_ask, is_read) in [
-        (end - 8, 8, true, true, true),
-        (end - 8, 8, true, false, false),
-        (end - 8, 8, false, true, false),
-        (end - 4, 4, true, true, true),
-        (end - 4, 8, true, true, false),
-        (end, 1, true, true, false),
+    // What is anywhere is read only if the kernel may be asked, and says that it can be read; of the frame of the point,
+    // the table is enough.
+    for (at, size, readable, is_valid, may_ask, is_near, is_anywhere) in [
+        (end - 8, 8, 0b1111, true, true, true, true),
+        (end - 8, 8, 0b1111, true, false, true, false),
+        (end - 8, 8, 0b0011, true, false, false, false),
+        (end - 8, 8, 0b1111, false, true, false, false),
+        (end - 4, 4, 0b1111, true, true, true, true),
+        (end - 4, 8, 0b0111, true, true, false, false),
+        (end, 1, 0b0111, true, true, false, false),
     ] {
-        let hit = RecordedHit {
-            is_valid,
-            may_ask,
-            ..hit(at, MEMORY, 0b1111)
-        };
-        let answer = is_operand(&puppet, memory(size), 1 << 30, &hit);
-        assert_eq!(answer, is_read.then_some(false), "{at:x} {hit:x?}");
+        for (base, displacement, is_read) in [
+            (by_rsp, at.wrapping_sub(STACK + 8) as i64, is_near),
+            (by_rbx, 0, is_anywhere),
+        ] {
+            let memory = MemorySource {
+                base,
+                index: None,
+                displacement,
+                size,
+            };
+            let hit = RecordedHit {
+                is_valid,
+                may_ask,
+                ..hit(at, MEMORY, readable)
+            };
+            let answer = is_operand(&puppet, memory, 1 << 30, &hit);
+            assert_eq!(answer, is_read.then_some(false), "{memory:?} {hit:x?}");
+        }
     }
 }

@@ -7,9 +7,9 @@ use iced_x86::code_asm::{
     rsi,
 };
 
+use super::super::at_point::PointContext;
 use super::super::fields::FieldCopies;
-use super::super::filter::FilterContext;
-use super::super::function_record::{Arguments, Registers, SharedAt};
+use super::super::function_record::Arguments;
 use super::super::word_at;
 use super::super::{offset, record};
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
@@ -71,7 +71,7 @@ pub(super) fn keep(
     a: &mut CodeAssembler,
     place: StartPlace,
     reported: &WatchRole,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let layout = context.layout;
     let mut over = a.create_label();
@@ -121,7 +121,7 @@ pub(super) fn report(
     a: &mut CodeAssembler,
     place: StartPlace,
     reported: &WatchRole,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let layout = context.layout;
     let mut next = a.create_label();
@@ -156,20 +156,16 @@ pub(super) fn report(
 fn arguments(
     a: &mut CodeAssembler,
     reported: &WatchRole,
-    context: FilterContext,
+    context: PointContext,
 ) -> Result<(), IcedError> {
-    let FilterContext { layout, shared, .. } = context;
+    let PointContext { layout, shared, .. } = context;
     let mut fields = FieldCopies::default();
     match reported.function {
         Some(function) => Arguments {
             sources: &reported.arguments,
             formats: &reported.formats,
             words: function.words,
-            registers: Registers::Elsewhere(context),
-            shared: SharedAt {
-                pointer: shared,
-                layout,
-            },
+            context,
         }
         .emit(a, &mut fields)?,
         None => record::arguments(a, reported, context, &mut fields)?,
