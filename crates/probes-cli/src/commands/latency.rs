@@ -13,7 +13,7 @@ use super::report_file::ReportFile;
 use super::several::{ObservationRequest, why_not_by_caller};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
-use super::untyped::warn_of_untyped;
+use super::untyped::{warn_of_times_without_key, warn_of_untyped};
 use super::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -239,6 +239,7 @@ fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_interleaved(messages, latencies);
     warn_of_lost_calls(messages, latencies);
     warn_of_untyped(messages, latencies.only_untyped());
+    warn_of_times_without_key(messages, latencies.only_without_key());
 }
 
 /// Warns of calls that were not timed, which may be most of them.

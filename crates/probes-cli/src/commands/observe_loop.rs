@@ -13,6 +13,7 @@ use super::gaps::{GapWarning, Gaps};
 use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, Unreported};
 use super::step_failures::StepFailures;
 use super::undo::retry;
+use crate::clock::thread_time;
 use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec, is_replaced};
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -21,8 +22,8 @@ use crate::output::WarningKind;
 use crate::progress::LongWork;
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// How often a process is read at least, however seldom readings are shown. If the process exits, the last reading is
-/// all there is.
+/// How often a process is read, however seldom readings are shown. If the process exits, the last reading is all there
+/// is.
 pub(super) const COUNTS_INTERVAL: Duration = Duration::from_millis(200);
 
 /// When a process is read for the first time: one that exits soon has hits, too.
@@ -162,12 +163,17 @@ impl<'o> ObservationLoop<'o> {
                     let subject = format!("the process {exit_or_exec}");
                     warn_of_unread_end(&self.output.messages, &subject, self.read_at, lasted);
                 } else {
-                    self.output.messages.note(&format!(
-                        "process {pid} cannot be read any more: the results are those of the last reading"
-                    ));
                     // The earlier error is more likely to name the observer that replaced this one.
-                    let earlier = read_error.filter(is_replaced);
-                    let failure = Failure::of_removal(pid, earlier.unwrap_or(error));
+                    let error = read_error.filter(is_replaced).unwrap_or(error);
+                    let why = if is_replaced(&error) {
+                        format!("another tool observes process {pid} now")
+                    } else {
+                        format!("process {pid} cannot be read any more")
+                    };
+                    self.output
+                        .messages
+                        .note(&format!("{why}: the results are those of the last reading"));
+                    let failure = Failure::of_removal(pid, error);
                     failures.add(Err(failure));
                 }
                 self.read_at.unwrap_or(lasted)
@@ -198,7 +204,7 @@ impl<'o> ObservationLoop<'o> {
         let mut next = interval;
         // Read often even if results are shown rarely: if the process exits, or another observer
         // takes over, the last reading is all there is.
-        let mut reading_at = reading_after(Duration::ZERO, interval);
+        let mut reading_at = reading_after(Duration::ZERO, interval, Duration::ZERO);
         loop {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
@@ -208,6 +214,7 @@ impl<'o> ObservationLoop<'o> {
             if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
                 return Ok(Ok(()));
             }
+            let reading = thread_time();
             match handler.read(pid, &mut self.observer, Duration::ZERO) {
                 Ok(Some(reading)) => {
                     self.read_at = Some(at);
@@ -233,7 +240,7 @@ impl<'o> ObservationLoop<'o> {
                 }
                 next = next_time(at, interval);
             }
-            reading_at = reading_after(at, interval);
+            reading_at = reading_after(at, interval, thread_time().saturating_sub(reading));
         }
     }
 }
@@ -305,13 +312,16 @@ pub(super) fn next_reading(at: Duration) -> Duration {
     }
 }
 
-/// When a process is read after the reading `at`, if readings are shown at these intervals.
-pub(super) fn reading_after(at: Duration, interval: Duration) -> Duration {
-    if at.is_zero() || interval > COUNTS_INTERVAL {
+/// When a process is read after the reading `at`, which `took` so much of a processor, if readings are shown at these
+/// intervals. Those in between take less than a hundredth of a processor, unless one takes 4 ms.
+pub(super) fn reading_after(at: Duration, interval: Duration, took: Duration) -> Duration {
+    let due = if at.is_zero() || interval > COUNTS_INTERVAL {
         next_reading(at)
     } else {
         next_time(at, interval)
-    }
+    };
+    let pause = took.saturating_mul(120).min(2 * COUNTS_INTERVAL);
+    due.max(at.saturating_add(pause))
 }
 
 /// The first multiple of `interval` after `at`.
@@ -350,9 +360,21 @@ mod tests {
         assert_eq!(next_reading(Duration::MAX), Duration::MAX);
         // Short intervals are no reason to read later for the first time.
         for interval in [ms(50), COUNTS_INTERVAL] {
-            assert_eq!(reading_after(Duration::ZERO, interval), FIRST_READING);
-            assert_eq!(reading_after(ms(3), interval), interval);
+            let after = |at| reading_after(at, interval, Duration::ZERO);
+            assert_eq!(
+                (after(Duration::ZERO), after(ms(3))),
+                (FIRST_READING, interval)
+            );
         }
-        assert_eq!(reading_after(ms(3), Duration::MAX), ms(6));
+        // After a reading that took long, the next one is later.
+        for (at, took, expected) in [
+            (ms(3), Duration::ZERO, ms(6)),
+            (ms(1000), ms(1), ms(1200)),
+            (ms(1000), ms(3), ms(1360)),
+            (ms(1000), ms(1000), ms(1400)),
+            (Duration::MAX, Duration::MAX, Duration::MAX),
+        ] {
+            assert_eq!(reading_after(at, Duration::MAX, took), expected);
+        }
     }
 }

@@ -18,6 +18,7 @@ use super::process_failures::ProcessFailures;
 use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, Unreported};
 use super::step_failures::StepFailures;
 use super::undo::retry;
+use crate::clock::thread_time;
 use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::{Failure, exit_or_exec};
@@ -370,7 +371,7 @@ impl<'o> SeveralObservations<'o> {
         let interval = display.interval.unwrap_or(Duration::MAX);
         let end = self.request.duration.unwrap_or(Duration::MAX);
         let mut next = interval;
-        let mut reading_at = reading_after(Duration::ZERO, interval);
+        let mut reading_at = reading_after(Duration::ZERO, interval, Duration::ZERO);
         loop {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
@@ -382,6 +383,7 @@ impl<'o> SeveralObservations<'o> {
             if matches!(wait_end, WaitEnd::Interrupted) || at >= end {
                 return Ok(());
             }
+            let reading = thread_time();
             self.read_each(at, last, handler);
             self.observe_forked(handler);
             if self.each.iter().all(|one| one.failed_at.is_some()) {
@@ -400,7 +402,7 @@ impl<'o> SeveralObservations<'o> {
                 }
                 next = next_time(at, interval);
             }
-            reading_at = reading_after(at, interval);
+            reading_at = reading_after(at, interval, thread_time().saturating_sub(reading));
         }
     }
 }

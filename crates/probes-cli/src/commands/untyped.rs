@@ -1,23 +1,32 @@
-//! The warning that there is no result, because hits are untyped.
+//! The warning that there is no result, or no key, because hits are untyped.
 
 use crate::messages::Messages;
 use crate::output::WarningKind;
+use crate::text::number_of;
+
+const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
+     pointer, in memory that processes share or that was mapped just now, and in forked processes; `ocaml-probes watch` shows the \
+     arguments of hits, docs/ask.md says what can be asked of which type";
 
 /// Warns that so many hits are untyped, if there are no others; `None` if there are.
 pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>) {
-    let Some(many) = only_untyped else {
-        return;
-    };
-    let hits = if many == 1 {
-        "1 hit is".to_owned()
-    } else {
-        format!("{many} hits are")
-    };
-    messages.warning(
-        WarningKind::Untyped,
-        &format!("no result, and {hits} untyped: an argument does not have the type that an expression needs"),
-        "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
-         pointer, in memory that was mapped just now, and in forked processes; `ocaml-probes watch` shows the arguments of \
-         hits, docs/ask.md says what can be asked of which type",
-    );
+    if let Some(many) = only_untyped {
+        let hits = number_of(many, "hit");
+        let are = if many == 1 { "is" } else { "are" };
+        warn(messages, &format!("no result, and {hits} {are} untyped"));
+    }
+}
+
+/// Warns that so many times have no key, if no others were measured; `None` if there are.
+pub(super) fn warn_of_times_without_key(messages: &Messages, only_untyped: Option<u64>) {
+    if let Some(many) = only_untyped {
+        let times = number_of(many, "time");
+        let are = if many == 1 { "is" } else { "are" };
+        warn(messages, &format!("no key, and {times} {are} untyped"));
+    }
+}
+
+fn warn(messages: &Messages, what: &str) {
+    let why = "an argument does not have the type that an expression needs";
+    messages.warning(WarningKind::Untyped, &format!("{what}: {why}"), HINT);
 }

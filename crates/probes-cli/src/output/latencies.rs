@@ -237,6 +237,9 @@ pub(crate) struct Evidence {
     pub(crate) moved: u64,
     /// Whether stops find their starts by a key.
     by_key: bool,
+    /// How many starts and stops are untyped, if that is why times may be wrong.
+    #[serde(skip)]
+    left_out: u64,
 }
 
 impl Evidence {
@@ -246,11 +249,15 @@ impl Evidence {
             doubtful: latency.doubtful(),
             moved: latency.moved(),
             by_key: latency.is_by_key(),
+            left_out: match latency.is_trusted() {
+                None if latency.doubtful() == 0 => latency.untyped(),
+                _ => 0,
+            },
         }
     }
 
     pub(crate) fn is_any(self) -> bool {
-        self.is_certain() || self.doubtful > 0
+        self.is_certain() || self.doubtful > 0 || self.left_out > 0
     }
 
     /// Whether no time can be trusted.
@@ -269,7 +276,9 @@ impl Evidence {
 
     /// What to do about that.
     fn advice(self) -> &'static str {
-        if self.by_key {
+        if self.left_out > 0 {
+            "ask for what all of these hits have: `ocaml-probes watch` shows their arguments"
+        } else if self.by_key {
             "give a -key that differs between all events that are under way at a time; a start whose stop an exception skips does no harm"
         } else {
             "give -key EXPR, such as -key arg0: it says which stop belongs to which start; both probes need an argument that identifies \
@@ -284,6 +293,7 @@ impl Evidence {
             doubtful,
             moved,
             by_key,
+            left_out,
         } = self;
         if interleaved > 0 {
             return Some(format!(
@@ -297,7 +307,12 @@ impl Evidence {
             ));
         }
         if doubtful == 0 {
-            return None;
+            return (left_out > 0).then(|| {
+                format!(
+                    "some times may be wrong: {left_out} starts and stops are untyped, and a stop may have ended the start of another \
+                     event with its key, of which the stop is left out"
+                )
+            });
         }
         Some(if by_key {
             format!(
@@ -411,6 +426,11 @@ impl<'l> Latencies<'l> {
         (untyped > 0 && typed == 0).then_some(untyped)
     }
 
+    /// How many times there are, if none has a key.
+    pub(crate) fn only_without_key(&self) -> Option<u64> {
+        self.keyed.as_ref()?.only_untyped()
+    }
+
     /// How many lines it has if there is one for each pair and each function, and what they add up to:
     /// `1 pair, 1600 functions (12 of them called), 4711 calls`.
     pub(crate) fn sum(&self) -> (usize, String) {
@@ -444,6 +464,8 @@ impl<'l> Latencies<'l> {
                 Some(false) => {
                     let _ = write!(text, " {} untrusted", pair.evidence.certain());
                 }
+                // What is untyped follows.
+                None if pair.evidence.left_out > 0 => {}
                 None => {
                     let _ = write!(text, " doubtful {}", pair.evidence.doubtful);
                 }
@@ -509,6 +531,9 @@ impl<'l> Latencies<'l> {
                         format!("no: {} moved", pair.evidence.moved)
                     }
                     Some(false) => format!("no: {} interleaved", pair.evidence.interleaved),
+                    None if pair.evidence.left_out > 0 => {
+                        format!("unknown: {} untyped", pair.evidence.left_out)
+                    }
                     None => format!("unknown: {} doubtful", pair.evidence.doubtful),
                 });
             }

@@ -164,7 +164,10 @@ fn times_without_a_key_are_untyped() {
         let mut target = Talker::start(&file);
         let tool = timing("-pair start,stop -by str(number) -json", target.pid());
         target.ask("flight 1 99", "flight");
-        let json = object(&tool.end().answer());
+        let run = tool.end();
+        let warning = "no key, and 100 times are untyped: an argument does not have the type";
+        assert!(run.stderr.contains(warning), "{run:?}");
+        let json = object(run.stdout.lines().next().unwrap());
         assert_eq!((counts(&json).len(), rest(&json)), (0, (0, 100)));
         assert_adds_up(&json, "pairs");
     }
@@ -172,7 +175,12 @@ fn times_without_a_key_are_untyped() {
         let mut target = Talker::start(&file);
         let tool = timing("-fn Calls.leaf -by len(arg0) -json", target.pid());
         target.ask("run 2 100", "calls");
-        let json = object(&tool.end().answer());
+        let run = tool.end();
+        assert!(
+            run.stderr.contains("no key, and 300 times are untyped"),
+            "{run:?}"
+        );
+        let json = object(run.stdout.lines().next().unwrap());
         assert_eq!((counts(&json).len(), rest(&json)), (0, (0, 300)));
         assert_adds_up(&json, "functions");
     }

@@ -333,10 +333,10 @@ fn known(has: usize) -> String {
         1 => ": it has arg0 only".to_owned(),
         2 => ": it has arg0 and arg1".to_owned(),
         // It may have more.
-        MAX_KNOWN.. => format!(" that is known: at most arg0 to arg{} are", MAX_KNOWN - 1),
+        MAX_KNOWN => format!(" that is known: at most arg0 to arg{} are", MAX_KNOWN - 1),
         has => format!(": it has arg0 to arg{}", has - 1),
     }
 }
 
-/// How many arguments of a point are known at most (`MAX_ARGUMENTS` of the records of hits).
+/// How many arguments of a function are known at most (`MAX_ARGUMENTS` of the records of hits).
 const MAX_KNOWN: usize = 6;

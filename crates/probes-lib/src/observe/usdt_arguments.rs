@@ -8,7 +8,6 @@ use std::str;
 
 use crate::address::LiveAddr;
 use crate::expression::{Parameter, ParameterKind};
-use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::role::{
     ArgumentFormat, ArgumentSource, MemorySource, base_register, register_source,
 };
@@ -20,14 +19,17 @@ pub(crate) struct UsdtArgument {
     pub(crate) format: ArgumentFormat,
 }
 
-/// Reads the arguments of a note, [`MAX_ARGUMENTS`] at most. Given the name of a symbol of the object, an offset from
+/// How many arguments of a note expressions can ask for: their names, `arg0` to `arg9`, have one digit.
+const MAX_ASKED: usize = 10;
+
+/// Reads the arguments of a note, [`MAX_ASKED`] at most. Given the name of a symbol of the object, an offset from
 /// it and a size, `symbol` returns the address in the process of the data there, if the object maps that many bytes.
 pub(crate) fn usdt_arguments(
     text: &[u8],
     symbol: impl Fn(&str, i64, u8) -> Option<LiveAddr>,
 ) -> Vec<UsdtArgument> {
     let words = text.split(|byte| *byte == b' ');
-    let words = words.filter(|word| !word.is_empty()).take(MAX_ARGUMENTS);
+    let words = words.filter(|word| !word.is_empty()).take(MAX_ASKED);
     let argument = |word| UsdtArgument::parse(str::from_utf8(word).ok()?, &symbol);
     words
         .map(|word| argument(word).unwrap_or(UsdtArgument::UNKNOWN))
@@ -332,8 +334,9 @@ mod tests {
             };
             assert_eq!(argument.source, ArgumentSource::Unknown, "{text}");
         }
-        let many = parse("8@%rax  4@$1 bad 8@%rbx 8@%rcx 8@%rdx 8@%rsi");
-        assert_eq!(many.len(), MAX_ARGUMENTS);
+        let many = parse("8@%rax  4@$1 bad 8@%rbx 8@%rcx 8@%rdx 8@%rsi 1@%dil 4@$8 8@%r8 8@%r9");
+        assert_eq!(many.len(), MAX_ASKED);
         assert_eq!(many[2].source, ArgumentSource::Unknown);
+        assert_eq!(many[8].source, ArgumentSource::Constant(8));
     }
 }

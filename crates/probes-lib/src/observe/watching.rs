@@ -329,7 +329,8 @@ impl Watching {
     /// Returns where the arguments are that are recorded: the registers in which the function is passed them.
     fn arguments(&self) -> Vec<ArgumentSource> {
         if let Some(arguments) = &self.usdt {
-            return arguments.iter().map(|it| it.source).collect();
+            let arguments = arguments.iter().take(MAX_ARGUMENTS);
+            return arguments.map(|it| it.source).collect();
         }
         let registers: &[Register] = if self.function.is_ocaml {
             &OCAML_ARGUMENTS

@@ -103,6 +103,13 @@ impl<'l> TimesByKey<'l> {
         format!("{keys}, {other} other, {untyped} untyped")
     }
 
+    /// How many times there are, if none has a key.
+    pub(super) fn only_untyped(&self) -> Option<u64> {
+        let untyped = self.untyped.summary.count;
+        let have_keys = !self.keys.is_empty() || self.other.summary.count > 0;
+        (untyped > 0 && !have_keys).then_some(untyped)
+    }
+
     /// The keys that are shown; and, if others are not, how many times these have, and how many keys they are.
     fn shown(&self) -> (&[TimesOfKey<'l>], Option<(u64, String)>) {
         let (shown, hidden) = self.keys.split_at(self.shown.min(self.keys.len()));

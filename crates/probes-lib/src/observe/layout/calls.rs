@@ -41,6 +41,8 @@ pub(crate) mod function_data {
     pub(crate) const DOUBTFUL: u64 = 40;
     /// Calls that a filter leaves out because it has no answer for them.
     pub(crate) const UNTYPED: u64 = 48;
+    /// If there are several groups of threads, a bit for each that has counted a time.
+    pub(crate) const GROUPS: u64 = 56;
 }
 
 /// The callers of functions. All that is counted there is written by locked instructions.

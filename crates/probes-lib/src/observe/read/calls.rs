@@ -243,18 +243,19 @@ impl RecordedCalls {
         let callers = RecordedCallers::read(layout, read)?;
         let functions = read(0, layout.functions_len())?;
         let functions = functions.chunks_exact(function_data::LEN as usize);
-        let octaves: Vec<u64> = functions
-            .clone()
-            .map(|bytes| word(bytes, function_data::OCTAVES))
-            .collect();
+        let counted = functions.clone().map(|bytes| Counted {
+            octaves: word(bytes, function_data::OCTAVES),
+            groups: word(bytes, function_data::GROUPS),
+        });
+        let counted: Vec<Counted> = counted.collect();
         let (mut all_counts, mut all_sums) = (Vec::new(), Vec::new());
         // A few at a time: little time passes between the reading of the times and that of their sum.
-        for (functions, octaves) in (0..)
+        for (functions, counted) in (0..)
             .step_by(READ_AT_ONCE)
-            .zip(octaves.chunks(READ_AT_ONCE))
+            .zip(counted.chunks(READ_AT_ONCE))
         {
-            all_counts.extend(counts(layout, functions, octaves, read_pieces)?);
-            let functions = functions..functions + octaves.len() as u32;
+            all_counts.extend(counts(layout, functions, counted, read_pieces)?);
+            let functions = functions..functions + counted.len() as u32;
             all_sums.extend(sums_of(layout, functions, read_pieces)?);
         }
         let mut recorded: Vec<RecordedFunction> = functions
@@ -335,43 +336,62 @@ impl RecordedCalls {
 /// How many functions, or stacks of calls, are read at once.
 const READ_AT_ONCE: usize = 64;
 
-/// Reads the histograms of functions, from this one on: of each, from the first octave that has times to the last, as its `octaves` say,
-/// which have a bit for each.
+/// Where times of a function were counted.
+#[derive(Clone, Copy)]
+struct Counted {
+    /// A bit for each octave.
+    octaves: u64,
+    /// A bit for each group of threads, if there are several.
+    groups: u64,
+}
+
+impl Counted {
+    /// Returns the octaves from the first that has times to the last.
+    fn octaves(self, layout: CallsLayout) -> Range<u64> {
+        let first = u64::from(self.octaves.trailing_zeros());
+        first..u64::from(u64::BITS - self.octaves.leading_zeros()).min(layout.octaves())
+    }
+
+    fn groups(self, layout: CallsLayout) -> impl Iterator<Item = u64> + Clone {
+        let bits = layout.group_bits();
+        let is_counted = move |group: &u64| bits == 0 || self.groups >> group & 1 == 1;
+        (0..1 << bits).filter(is_counted)
+    }
+
+    /// Returns the bytes of its histograms that have times: the offset of those of each group, and how many they are.
+    fn places(
+        self,
+        layout: CallsLayout,
+        function: u32,
+    ) -> impl Iterator<Item = (u64, u64)> + Clone {
+        let (len, Range { start, end }) = (layout.octave_len(), self.octaves(layout));
+        let groups = self.groups(layout).filter(move |_| start < end);
+        groups.map(move |group| {
+            let at = layout.histogram(function, group) + start * len;
+            (at, (end - start) * len)
+        })
+    }
+}
+
+/// Reads the histograms of functions, from this one on.
 fn counts(
     layout: CallsLayout,
     functions: u32,
-    octaves: &[u64],
+    counted: &[Counted],
     read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
 ) -> Result<Vec<HashMap<u64, u64>>> {
-    let octaves = (functions..).zip(octaves).map(|(function, octaves)| {
-        let first = u64::from(octaves.trailing_zeros());
-        let end = u64::from(u64::BITS - octaves.leading_zeros()).min(layout.octaves());
-        (function, first..end)
-    });
-    let places = octaves.clone().flat_map(|(function, octaves)| {
-        let len = layout.octave_len();
-        let groups = 0..if octaves.is_empty() {
-            0
-        } else {
-            1 << layout.group_bits()
-        };
-        groups.map(move |group| {
-            let at = layout.histogram(function, group) + octaves.start * len;
-            (at, (octaves.end - octaves.start) * len)
-        })
-    });
+    let counted = (functions..).zip(counted);
+    let places = counted
+        .clone()
+        .flat_map(|(function, counted)| counted.places(layout, function));
     let bytes = read_pieces(&places.collect::<Vec<_>>())?;
     let mut rest = &bytes[..];
-    let counts = octaves.map(|(_, octaves)| {
+    let counts = counted.map(|(function, counted)| {
         let mut counts = HashMap::new();
-        if octaves.is_empty() {
-            return counts;
-        }
-        let len = (octaves.end - octaves.start) * layout.octave_len();
-        let first = octaves.start * layout.octave_len() / 8;
-        let of_function;
-        (of_function, rest) = rest.split_at((len << layout.group_bits()) as usize);
-        for of_group in of_function.chunks_exact(len as usize) {
+        let first = counted.octaves(layout).start * layout.octave_len() / 8;
+        for (_, len) in counted.places(layout, function) {
+            let of_group;
+            (of_group, rest) = rest.split_at(len as usize);
             for (bucket, count) in (first..).zip(of_group.chunks_exact(8)) {
                 let count = word(count, 0);
                 if count > 0 {
@@ -522,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_all_groups_are_summed() {
+    fn times_of_counted_groups_are_summed() {
         // Bucket 5 of octaves 1 and 3, in each group; and of octave 5, which has no bit.
         let read = |at: u64, len: u64| {
             let mut bytes = vec![0; len as usize];
@@ -537,17 +557,27 @@ mod tests {
             }
             bytes
         };
-        let counts = counts(LAYOUT, 0, &[0, 0b1010], of_each(read)).unwrap();
-        let each = 2 << LAYOUT.group_bits();
         let many = 1 << LAYOUT.precision();
-        let expected = HashMap::from([(many + 5, each), (3 * many + 5, each)]);
-        assert_eq!(counts, [HashMap::new(), expected]);
+        for (groups, each) in [(u64::MAX, 2 << LAYOUT.group_bits()), (0b101, 4)] {
+            let of_first = Counted { octaves: 0, groups };
+            let of_second = Counted {
+                octaves: 0b1010,
+                groups,
+            };
+            let counts = counts(LAYOUT, 0, &[of_first, of_second], of_each(read)).unwrap();
+            let expected = HashMap::from([(many + 5, each), (3 * many + 5, each)]);
+            assert_eq!(counts, [HashMap::new(), expected]);
+        }
     }
 
     #[test]
     fn any_bytes_can_be_read() {
         let read = |_: u64, len: u64| vec![0xff; len as usize];
-        let counts = counts(LAYOUT, 0, &[u64::MAX], of_each(read)).unwrap();
+        let all = Counted {
+            octaves: u64::MAX,
+            groups: u64::MAX,
+        };
+        let counts = counts(LAYOUT, 0, &[all], of_each(read)).unwrap();
         assert_eq!(counts[0].len() as u64, LAYOUT.histogram_len() / 8);
         let times = Times::of(counts[0].clone().into_iter(), 9, u64::MAX, None, 1.0);
         assert!(times.count() > 0 && times.quantile(0.5) <= times.max());
@@ -591,6 +621,7 @@ mod tests {
             (function_data::LOST, 3),
             (function_data::DOUBTFUL, 4),
             (function_data::UNTYPED, 5),
+            (function_data::GROUPS, 1 << 2),
         ] {
             data.put(at.plus(field), number);
         }

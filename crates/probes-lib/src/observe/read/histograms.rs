@@ -22,8 +22,8 @@ pub(super) struct HistogramCopies {
     linear: Option<Linear>,
     /// Those with values, in the order in which their histograms were asked for.
     copies: Vec<HistogramCopy>,
-    /// Their buckets that have values: the number of each, and how many it has.
-    buckets: Vec<(u64, u64)>,
+    /// The bytes that were read at once, in which their buckets are.
+    read: Vec<Vec<u8>>,
 }
 
 #[derive(Clone)]
@@ -33,8 +33,11 @@ struct HistogramCopy {
     extremes: (i128, i128),
     /// Of the values in buckets of several values, cut off to 64 bits.
     sum: u64,
-    /// Which of the buckets are its own.
-    buckets: Range<usize>,
+    /// The number of its first bucket.
+    first: u64,
+    /// Which of the bytes that were read have its buckets: the index of those that were read at once, and where they are.
+    read: usize,
+    bytes: Range<usize>,
 }
 
 /// How many copies are read at once: little time passes between the reading of a header and that of its buckets.
@@ -83,6 +86,7 @@ impl<S: ReadMemory> HistogramSource<'_, S> {
         let headers = data_source::read(self.pid, self.source, self.at.plus(first), len)?;
         let mut copies = Vec::new();
         let mut places = Vec::new();
+        let mut end = 0;
         for &(number, group, is_signed) in wanted {
             let field = |at| word(&headers, layout.header(number, group) - first + at);
             let (greatest, least) = (field(header::GREATEST), field(header::LEAST));
@@ -94,25 +98,22 @@ impl<S: ReadMemory> HistogramSource<'_, S> {
             let (first, last) = (bucket(least), bucket(most));
             let len = 8 * (last + 1).saturating_sub(first);
             let offset = layout.first_bucket(number, group) + 8 * first;
+            let start = end;
+            end += len as usize;
             places.push((self.at.plus(offset), len));
-            copies.push((number, (least, most), field(header::SUM), first, len));
-        }
-        let buckets = data_source::read_pieces(self.pid, self.source, &places)?;
-        let mut rest = &buckets[..];
-        for (number, extremes, sum, first, len) in copies {
-            let of_copy;
-            (of_copy, rest) = rest.split_at(len as usize);
-            let counts = of_copy.chunks_exact(8).map(|count| word(count, 0));
-            let start = all.buckets.len();
-            let counts = (first..).zip(counts).filter(|(_, count)| *count > 0);
-            all.buckets.extend(counts);
-            all.copies.push(HistogramCopy {
+            copies.push(HistogramCopy {
                 number,
-                extremes,
-                sum,
-                buckets: start..all.buckets.len(),
+                extremes: (least, most),
+                sum: field(header::SUM),
+                first,
+                read: all.read.len(),
+                bytes: start..end,
             });
         }
+        // They are looked through only if they are asked for: most readings are followed by another before that.
+        let read = data_source::read_pieces(self.pid, self.source, &places)?;
+        all.read.push(read);
+        all.copies.append(&mut copies);
         Ok(())
     }
 }
@@ -147,12 +148,17 @@ impl HistogramCopies {
         let mut sum = 0_u64;
         for copy in copies {
             sum = sum.wrapping_add(copy.sum);
-            let buckets = self.buckets.get(copy.buckets.clone()).unwrap_or_default();
+            let read = self.read.get(copy.read).map_or(&[][..], Vec::as_slice);
+            let bytes = read.get(copy.bytes.clone()).unwrap_or_default();
+            let buckets = bytes.chunks_exact(8).map(|count| word(count, 0));
+            let buckets = (copy.first..).zip(buckets).filter(|(_, count)| *count > 0);
+            let mut is_empty = true;
             for (bucket, count) in buckets {
-                let sum = counts.entry(*bucket).or_default();
-                *sum = sum.saturating_add(*count);
+                let sum = counts.entry(bucket).or_default();
+                *sum = sum.saturating_add(count);
+                is_empty = false;
             }
-            if !buckets.is_empty() {
+            if !is_empty {
                 let (least, most) = copy.extremes;
                 let (before, until) = extremes.unwrap_or(copy.extremes);
                 extremes = Some((before.min(least), until.max(most)));

@@ -172,9 +172,18 @@ impl Latency {
 
     /// Returns whether the times can be trusted, as far as it is seen ([`are_told_apart`](Self::are_told_apart)): `Some(false)` if
     /// events interleave ([`interleaved`](Self::interleaved)) or move between threads ([`moved`](Self::moved)), `None` if they may
-    /// interleave ([`doubtful`](Self::doubtful)).
+    /// interleave ([`doubtful`](Self::doubtful)), or if starts and stops of pairs by key were left out
+    /// ([`untyped`](Self::untyped)): if the stop of one event was, and the start of the next with its key, both are one time.
     pub fn is_trusted(&self) -> Option<bool> {
-        match (self.interleaved.max(self.moved), self.doubtful) {
+        let left_out = if self.by_key && self.count() > 0 {
+            self.untyped
+        } else {
+            0
+        };
+        match (
+            self.interleaved.max(self.moved),
+            self.doubtful.max(left_out),
+        ) {
             (0, 0) => Some(true),
             (0, _) => None,
             _ => Some(false),
@@ -544,6 +553,27 @@ mod tests {
         assert_eq!(trusted(&[]), Some(true));
         assert_eq!(trusted(&[slot::DOUBTFUL]), None);
         assert_eq!(trusted(&[slot::DOUBTFUL, slot::SAME_FRAME]), Some(false));
+    }
+
+    // promise: Observations: Pairs by key are not trusted if some of their starts or stops have no key
+    #[test]
+    fn times_beside_untyped_ends_are_doubtful() {
+        let trusted = |untyped, times, waiting| {
+            let mut pair = vec![0; PAIR_LEN as usize];
+            put(&mut pair, HEADER_LEN + slot::UNTYPED, untyped);
+            put(&mut pair, HISTOGRAMS_AT, times);
+            let data = PairData {
+                waiting,
+                ..data(&pair)
+            };
+            Latency::of(&pair_named("a", "b"), &data, 1.0).is_trusted()
+        };
+        assert_eq!(trusted(1, 1, Some(0)), None);
+        assert_eq!(trusted(0, 1, Some(0)), Some(true));
+        // There is no time that may be wrong.
+        assert_eq!(trusted(1, 0, Some(0)), Some(true));
+        // Without a key, only starts are left out, with their stops.
+        assert_eq!(trusted(1, 1, None), Some(true));
     }
 
     // promise: Observations: Pairs are untrusted if starts and stops without each other, in different threads, outnumber their times

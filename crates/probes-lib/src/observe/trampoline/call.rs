@@ -847,6 +847,7 @@ fn add_time(
         len: layout.calls.histogram_len(),
         group_bits: layout.calls.group_bits(),
         by_fs_base: role.is_from_start,
+        groups: Some(layout.calls() + layout.calls.function(role.function) + function_data::GROUPS),
     };
     histogram::add(a, histograms)?;
     if layout.calls.of_self {

@@ -20,6 +20,8 @@ pub(super) struct Histograms {
     /// Whether the group of a thread is computed from the base of `fs`, and not from the word there, which is the same
     /// address but cannot be read before the thread has a control block.
     pub(super) by_fs_base: bool,
+    /// The offset of a word that has a bit for each group that has counted a time, if there is one.
+    pub(super) groups: Option<u64>,
 }
 
 /// Emits the code that replaces the time in rdx by its bucket, computed like `layout::histogram::bucket`, but with
@@ -48,7 +50,7 @@ pub(super) fn bucket_of(a: &mut CodeAssembler, precision: u32) -> Result<(), Ice
 
 /// Emits the code that adds one to the bucket in rdx of the histogram of the thread's group. Expects the address of the
 /// shared data in rbx; leaves in rax how far the data of the group are from those of the first one, added to that
-/// address.
+/// address. The code uses rcx.
 pub(super) fn add(a: &mut CodeAssembler, histograms: Histograms) -> Result<(), IcedError> {
     if histograms.group_bits == 0 {
         a.mov(rax, rbx)?;
@@ -59,6 +61,15 @@ pub(super) fn add(a: &mut CodeAssembler, histograms: Histograms) -> Result<(), I
             a.mov(eax, dword_ptr(0).fs())?;
         }
         spread(a, eax, histograms.group_bits)?;
+        if let Some(groups) = histograms.groups {
+            let mut is_known = a.create_label();
+            let groups = qword_ptr(rbx + offset(groups));
+            a.mov(rcx, groups)?;
+            a.bt(rcx, rax)?;
+            a.jc(is_known)?;
+            a.lock().bts(groups, rax)?;
+            a.set_label(&mut is_known)?;
+        }
         a.imul_3(rax, rax, histograms.len as i32)?;
         a.add(rax, rbx)?;
     }

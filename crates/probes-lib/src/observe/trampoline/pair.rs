@@ -421,6 +421,7 @@ fn add_time(
         len: HISTOGRAM_LEN,
         group_bits: GROUP_BITS,
         by_fs_base: false,
+        groups: None,
     };
     histogram::add(a, histograms)
 }
