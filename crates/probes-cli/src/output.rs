@@ -41,7 +41,7 @@ use probes_lib::CleanReport;
 pub(crate) use counted::CountReport;
 pub(crate) use counted_stacks::CountedStacks;
 pub(crate) use diagnosis::{Ability, CommandAnswer, DiagnosisReport};
-pub(crate) use format::Format;
+pub(crate) use format::{Format, ReportedFigures};
 use format::{VERSION, json, write_json};
 pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
@@ -163,36 +163,6 @@ pub(crate) fn keyed(format: Format, keyed: &KeyedReport<'_>) -> Result<String, F
         Format::Plain => Ok(keyed.plain()),
         Format::Table => Ok(keyed.table()),
         Format::Json => json(keyed),
-    }
-}
-
-/// The latencies that were measured, of each pair of probes.
-pub(crate) fn latencies(format: Format, latencies: &Latencies<'_>) -> Result<String, Failure> {
-    match format {
-        Format::Plain => Ok(latencies.plain()),
-        Format::Table => Ok(latencies.charts()),
-        Format::Json => json(latencies),
-    }
-}
-
-/// The histograms that were recorded.
-pub(crate) fn histograms(format: Format, histograms: &Histograms<'_>) -> Result<String, Failure> {
-    match format {
-        Format::Plain => Ok(histograms.plain()),
-        Format::Table => Ok(histograms.charts()),
-        Format::Json => json(histograms),
-    }
-}
-
-/// The histograms of keys that were recorded.
-pub(crate) fn keyed_histograms(
-    format: Format,
-    histograms: &KeyedHistogramReport<'_>,
-) -> Result<String, Failure> {
-    match format {
-        Format::Plain => Ok(histograms.plain()),
-        Format::Table => Ok(histograms.charts()),
-        Format::Json => json(histograms),
     }
 }
 

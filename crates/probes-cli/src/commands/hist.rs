@@ -15,7 +15,6 @@ use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
 use super::report_file::ReportFile;
 use super::several::{ObservationRequest, why_not_by_caller};
 use super::uncounted::warn_of_uncounted;
-use super::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -24,7 +23,7 @@ use crate::flags::{
     WantedHistogram, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
-use crate::output::{self, HistogramReading, Histograms, KeyedQuestion};
+use crate::output::{HistogramReading, Histograms, KeyedQuestion};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
@@ -229,11 +228,7 @@ impl ReadingHandler for HistogramPrinter<'_> {
     ) -> Result<Next, Failure> {
         let reading = self.reading(shown.each);
         let so_far = Histograms::new(shown.targets, &reading, shown.at, self.wanted).so_far();
-        if let Some(table) = shown.table {
-            return table.redraw(&so_far.table(), &shown.gaps, interruptible);
-        }
-        let text = output::histograms(self.output.format, &so_far);
-        text.and_then(|text| interruptible.write(&text))
+        shown.show(&so_far, self.output.format, interruptible)
     }
 }
 
@@ -252,21 +247,13 @@ impl HistogramPrinter<'_> {
         mut outcome: Outcome<HistogramReading>,
         report_file: Option<ReportFile>,
     ) -> Result<(), Failure> {
-        let (output, messages) = (self.output, &self.output.messages);
         let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
         if last.is_empty() {
-            return outcome.finish(messages);
+            return outcome.finish(&self.output.messages);
         }
         let reading = self.reading(&last);
         let histograms = Histograms::new(&targets, &reading, outcome.read_until, self.wanted);
-        outcome.print(output, output::histograms(output.format, &histograms));
-        outcome.draw(report_file, || histograms.picture());
-        let (lines, summary) = histograms.sum();
-        output.sum_up(messages, lines, || summary);
-        if outcome.output_was_read {
-            warn_of_untyped(messages, histograms.only_untyped());
-        }
-        outcome.warn_of_lead(messages);
-        outcome.finish(messages)
+        let none = Ok(String::new());
+        outcome.finish_with(none, &histograms, report_file, self.output, |_| {})
     }
 }

@@ -13,7 +13,7 @@ use super::report_file::ReportFile;
 use super::several::{ObservationRequest, why_not_by_caller};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
-use super::untyped::{warn_of_times_without_key, warn_of_untyped};
+use super::untyped::warn_of_times_without_key;
 use super::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -23,7 +23,9 @@ use crate::flags::{
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{self, FunctionSources, Latencies, LatencyReading, TimesAsked, WarningKind};
+use crate::output::{
+    FunctionSources, Latencies, LatencyReading, ReportedFigures, TimesAsked, WarningKind,
+};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
@@ -238,7 +240,6 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
 fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_interleaved(messages, latencies);
     warn_of_lost_calls(messages, latencies);
-    warn_of_untyped(messages, latencies.only_untyped());
     warn_of_times_without_key(messages, latencies.only_without_key());
 }
 
@@ -359,10 +360,7 @@ impl ReadingHandler for LatencyPrinter<'_> {
         }
         let reading = self.reading(shown.each);
         let so_far = Latencies::new(shown.targets, &reading, shown.at, self.asked).so_far();
-        if let Some(table) = shown.table {
-            return table.redraw(&so_far.table(), &shown.gaps, interruptible);
-        }
-        interruptible.write(&output::latencies(self.output.format, &so_far)?)
+        shown.show(&so_far, self.output.format, interruptible)
     }
 }
 
@@ -433,7 +431,7 @@ impl LatencyPrinter<'_> {
         }
         let reading = self.reading(shown.each);
         let so_far = Latencies::new(shown.targets, &reading, shown.at, self.asked).so_far();
-        output::latencies(self.output.format, &so_far)
+        so_far.text(self.output.format)
     }
 
     /// Prints the final times and the slow pairs before them.
@@ -442,24 +440,14 @@ impl LatencyPrinter<'_> {
         mut outcome: Outcome<LatencyReading>,
         report_file: Option<ReportFile>,
     ) -> Result<(), Failure> {
-        let (output, messages) = (self.output, &self.output.messages);
         let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
         if last.is_empty() {
-            return outcome.finish(messages);
+            return outcome.finish(&self.output.messages);
         }
         let slow = self.slow_text(&last);
         let reading = self.reading(&last);
         let latencies = Latencies::new(&targets, &reading, outcome.read_until, self.asked);
-        let figures = output::latencies(output.format, &latencies);
-        outcome.print(output, slow.and_then(|slow| Ok(slow + &figures?)));
-        outcome.draw(report_file, || latencies.picture());
-        let (lines, sum) = latencies.sum();
-        output.sum_up(messages, lines, || sum);
-        outcome.warn_of_lead(messages);
-        // The result says it, too. A terminal that accepts no output would keep this command from ending.
-        if outcome.output_was_read {
-            warn_of_doubts(messages, &latencies);
-        }
-        outcome.finish(messages)
+        let warn = |messages: &Messages| warn_of_doubts(messages, &latencies);
+        outcome.finish_with(slow, &latencies, report_file, self.output, warn)
     }
 }

@@ -11,11 +11,12 @@ use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
 use super::several::OTHERS_WERE_OBSERVED;
 use super::step_failures::StepFailures;
+use super::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{Format, WarningKind};
+use crate::output::{Format, ReportedFigures, WarningKind};
 
 /// How often a table on a terminal is redrawn, unless -interval says how often.
 const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
@@ -62,6 +63,21 @@ pub(super) struct ShownReadings<'t, T> {
     pub(super) gaps: Gaps,
     /// The table that is redrawn, if one is.
     pub(super) table: Option<&'t mut RedrawnTable>,
+}
+
+impl<T> ShownReadings<'_, T> {
+    /// Shows the figures so far.
+    pub(super) fn show(
+        self,
+        report: &impl ReportedFigures,
+        format: Format,
+        interruptible: &mut InterruptibleOutput,
+    ) -> Result<Next, Failure> {
+        match self.table {
+            Some(table) => table.redraw(&report.table(), &self.gaps, interruptible),
+            None => interruptible.write(&report.text(format)?),
+        }
+    }
 }
 
 /// How often the figures so far are shown, and whether as a table that is redrawn.
@@ -119,11 +135,31 @@ impl<T> Outcome<T> {
         self.failures.add(printed);
     }
 
-    /// Writes the picture of the results, if there is a file for it.
-    pub(super) fn draw(&mut self, file: Option<ReportFile>, picture: impl FnOnce() -> String) {
+    /// Prints the results, with a text before them, and writes their picture, if there is a file for it. Warns of what is
+    /// wrong with them, and reports what has failed.
+    pub(super) fn finish_with(
+        mut self,
+        before: Result<String, Failure>,
+        report: &impl ReportedFigures,
+        file: Option<ReportFile>,
+        output: &Output,
+        warn: impl FnOnce(&Messages),
+    ) -> Result<(), Failure> {
+        let messages = &output.messages;
+        let text = before.and_then(|before| Ok(before + &report.text(output.format)?));
+        self.print(output, text);
         if let Some(file) = file {
-            self.failures.add(file.write(picture()));
+            self.failures.add(file.write(report.picture()));
         }
+        let (lines, sum) = report.sum();
+        output.sum_up(messages, lines, || sum);
+        // The results say it, too. A terminal that accepts no output would keep the command from ending.
+        if self.output_was_read {
+            warn(messages);
+            warn_of_untyped(messages, report.only_untyped());
+        }
+        self.warn_of_lead(messages);
+        self.finish(messages)
     }
 
     /// Warns if the first process was observed for so much longer than the last that it matters: by more than a tenth.

@@ -34,7 +34,7 @@ use crate::hint::CommandTarget;
 use crate::output::{
     self, CountReport, Detail, Field, FunctionSources, HistogramReading, Histograms, Hits,
     KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion, KeyedReading, KeyedReport,
-    Latencies, LatencyReading, PathForm, TimesAsked,
+    Latencies, LatencyReading, PathForm, ReportedFigures, TimesAsked,
 };
 
 // What to observe of a program that is started.
@@ -556,12 +556,12 @@ impl<'l> ObservationPrinter<'l> {
             let targets = std::slice::from_ref(self.target);
             let (asked, sources) = (KeyedQuestion { of, by }, FunctionSources::default());
             let report = KeyedHistogramReport::new(targets, &reading, lasted, asked, &sources);
-            failures.add(output::keyed_histograms(format, &report).and_then(print));
+            failures.add(report.text(format).and_then(print));
         } else if let Some(wanted) = &self.wanted.histogram {
             let reading = HistogramReading::last(observed.histograms, &observed.counts);
             let targets = std::slice::from_ref(self.target);
             let histograms = Histograms::new(targets, &reading, lasted, wanted);
-            failures.add(output::histograms(format, &histograms).and_then(print));
+            failures.add(histograms.text(format).and_then(print));
         }
         if self.wanted.times() {
             let reading = LatencyReading::last(
@@ -580,7 +580,7 @@ impl<'l> ObservationPrinter<'l> {
             };
             let latencies =
                 Latencies::new(std::slice::from_ref(self.target), &reading, lasted, asked);
-            failures.add(output::latencies(format, &latencies).and_then(print));
+            failures.add(latencies.text(format).and_then(print));
             warn_of_interleaved(&self.output.messages, &latencies);
             warn_of_lost_calls(&self.output.messages, &latencies);
         }

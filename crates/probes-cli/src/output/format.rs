@@ -1,4 +1,4 @@
-//! [`Format`], and what all JSON answers have in common.
+//! [`Format`], the figures that are shown in all of them, and what all JSON answers have in common.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -89,6 +89,36 @@ impl Formatter for Printable {
             rest = &rest[at + hidden.len_utf8()..];
         }
         writer.write_all(rest.as_bytes())
+    }
+}
+
+/// Figures that are shown in all formats, and as a picture.
+pub(crate) trait ReportedFigures: serde::Serialize {
+    /// A line for each.
+    fn plain(&self) -> String;
+
+    /// The table, and charts.
+    fn charts(&self) -> String;
+
+    fn table(&self) -> String;
+
+    fn picture(&self) -> String;
+
+    /// How many lines there are, and what they add up to, in words.
+    fn sum(&self) -> (usize, String);
+
+    /// How many hits or calls there are, if all are untyped.
+    fn only_untyped(&self) -> Option<u64>;
+
+    fn text(&self, format: Format) -> Result<String, Failure>
+    where
+        Self: Sized,
+    {
+        match format {
+            Format::Plain => Ok(self.plain()),
+            Format::Table => Ok(self.charts()),
+            Format::Json => json(self),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use probes_lib::{
 use serde::Serialize;
 
 use super::bars;
-use super::format::{Format, VERSION, seconds, seconds_or_null};
+use super::format::{Format, ReportedFigures, VERSION, seconds, seconds_or_null};
 use super::refused::RefusedView;
 use super::runtime_events::{LostOfDomain, LostWords, lost_lines, lost_of_domains};
 use super::subjects::Subjects;
@@ -243,31 +243,21 @@ impl<'h> Histograms<'h> {
         self
     }
 
-    /// How many hits there are, if all are untyped.
-    pub(crate) fn only_untyped(&self) -> Option<u64> {
-        let mut values = self.histograms.iter().map(|it| it.count);
-        let untyped = self.histograms.iter().map(|it| it.untyped);
-        let untyped = untyped.fold(0, u64::saturating_add);
-        (untyped > 0 && values.all(|count| count == 0)).then_some(untyped)
+    /// Lines for what was lost.
+    fn lost(&self, format: Format, at: &str) -> String {
+        lost_lines(self.lost.as_deref().unwrap_or_default(), format, at)
     }
 
-    /// How many there are, and what they add up to: `2 histograms, 4711 values, 0 untyped`.
-    pub(crate) fn sum(&self) -> (usize, String) {
-        let add = |of: fn(&HistogramRow<'_>) -> u64| {
-            let all = self.histograms.iter().map(of);
-            all.fold(0, u64::saturating_add)
-        };
-        let (values, untyped) = (add(|it| it.count), add(|it| it.untyped));
-        let histograms = number_of(self.total, "histogram");
-        let values = number_of(values, "value");
-        (
-            self.total,
-            format!("{histograms}, {values}, {untyped} untyped"),
-        )
+    /// What the values of a row are.
+    fn of(&self, row: &HistogramRow<'_>) -> &str {
+        let unit = row.event.as_ref().and_then(|event| event.unit);
+        unit.unwrap_or(&self.of)
     }
+}
 
+impl ReportedFigures for Histograms<'_> {
     /// A line of figures for each, and its chart.
-    pub(super) fn plain(&self) -> String {
+    fn plain(&self) -> String {
         let mut text = String::new();
         for row in &self.histograms {
             if let Some(at) = self.at {
@@ -281,13 +271,19 @@ impl<'h> Histograms<'h> {
         text + &self.lost(Format::Plain, &at.unwrap_or_default())
     }
 
-    /// Lines for what was lost.
-    fn lost(&self, format: Format, at: &str) -> String {
-        lost_lines(self.lost.as_deref().unwrap_or_default(), format, at)
+    /// A table of their figures, and a chart of each.
+    fn charts(&self) -> String {
+        let mut text = self.table();
+        for row in self.histograms.iter().filter(|it| it.count > 0) {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "\n{}, {}:", row.title(), Escaped(self.of(row)));
+            text += &bars::chart(&row.figures.bars(self.linear));
+        }
+        text
     }
 
     /// A table of their figures.
-    pub(crate) fn table(&self) -> String {
+    fn table(&self) -> String {
         let head = ["name", "count", "untyped"].into_iter().chain(HEAD);
         let head: Vec<&str> = head.collect();
         let rows = self.histograms.iter().map(|row| {
@@ -298,19 +294,8 @@ impl<'h> Histograms<'h> {
         table::table(&head, rows) + &self.lost(Format::Table, "")
     }
 
-    /// A table of their figures, and a chart of each.
-    pub(super) fn charts(&self) -> String {
-        let mut text = self.table();
-        for row in self.histograms.iter().filter(|it| it.count > 0) {
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "\n{}, {}:", row.title(), Escaped(self.of(row)));
-            text += &bars::chart(&row.figures.bars(self.linear));
-        }
-        text
-    }
-
     /// A picture of each.
-    pub(crate) fn picture(&self) -> String {
+    fn picture(&self) -> String {
         let charts = self.histograms.iter().map(|row| Chart {
             title: format!("{}, {}", row.title(), self.of(row)),
             figures: row.text(),
@@ -320,10 +305,27 @@ impl<'h> Histograms<'h> {
         svg::picture(&charts.collect::<Vec<_>>())
     }
 
-    /// What the values of a row are.
-    fn of(&self, row: &HistogramRow<'_>) -> &str {
-        let unit = row.event.as_ref().and_then(|event| event.unit);
-        unit.unwrap_or(&self.of)
+    /// How many there are, and what they add up to: `2 histograms, 4711 values, 0 untyped`.
+    fn sum(&self) -> (usize, String) {
+        let add = |of: fn(&HistogramRow<'_>) -> u64| {
+            let all = self.histograms.iter().map(of);
+            all.fold(0, u64::saturating_add)
+        };
+        let (values, untyped) = (add(|it| it.count), add(|it| it.untyped));
+        let histograms = number_of(self.total, "histogram");
+        let values = number_of(values, "value");
+        (
+            self.total,
+            format!("{histograms}, {values}, {untyped} untyped"),
+        )
+    }
+
+    /// How many hits there are, if all are untyped.
+    fn only_untyped(&self) -> Option<u64> {
+        let mut values = self.histograms.iter().map(|it| it.count);
+        let untyped = self.histograms.iter().map(|it| it.untyped);
+        let untyped = untyped.fold(0, u64::saturating_add);
+        (untyped > 0 && values.all(|count| count == 0)).then_some(untyped)
     }
 }
 

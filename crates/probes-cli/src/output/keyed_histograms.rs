@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::FunctionSources;
 use super::bars;
-use super::format::{VERSION, seconds, seconds_or_null};
+use super::format::{ReportedFigures, VERSION, seconds, seconds_or_null};
 use super::histograms::{HEAD, ValueFigures};
 use super::keyed::KeyView;
 use super::refused::RefusedView;
@@ -173,21 +173,6 @@ impl<'h> KeyedHistogramReport<'h> {
         self
     }
 
-    /// How many hits there are, if all are untyped.
-    pub(crate) fn only_untyped(&self) -> Option<u64> {
-        let are_typed = !self.keys.is_empty() || self.other.count > 0;
-        (self.untyped > 0 && !are_typed).then_some(self.untyped)
-    }
-
-    /// How many keys there are, and what they add up to: `12 keys, 4711 values, 0 other, 0 untyped`.
-    pub(crate) fn sum(&self) -> (usize, String) {
-        let keys = number_of(self.keys.len(), "key");
-        let (values, other, untyped) = (sum(&self.keys), self.other.count, self.untyped);
-        let values = number_of(values, "value");
-        let sum = format!("{keys}, {values}, {other} other, {untyped} untyped");
-        (self.keys.len(), sum)
-    }
-
     /// The keys that are shown, and those that are not.
     fn shown(&self) -> (&[KeyedHistogramRow<'h>], &[KeyedHistogramRow<'h>]) {
         let shown = self.asked.by.shown().min(self.keys.len());
@@ -201,8 +186,17 @@ impl<'h> KeyedHistogramReport<'h> {
         (!hidden.is_empty()).then(|| (sum(hidden), keys()))
     }
 
+    /// What has a chart: the keys that are shown, and the other ones together, if they have values.
+    fn charted(&self) -> impl Iterator<Item = (String, &Values)> {
+        let shown = self.shown().0.iter().map(|it| (it.title(), &it.values));
+        let other = (self.other.count > 0).then(|| ("other".to_owned(), &self.other));
+        shown.chain(other)
+    }
+}
+
+impl ReportedFigures for KeyedHistogramReport<'_> {
     /// A line of figures for each key that is shown, and its chart; and lines for what is left.
-    pub(super) fn plain(&self) -> String {
+    fn plain(&self) -> String {
         let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
         let at = at.unwrap_or_default();
         let histogram = |values: &Values, title: &str| {
@@ -219,8 +213,19 @@ impl<'h> KeyedHistogramReport<'h> {
         text + &format!("{at}untyped {}\n", self.untyped)
     }
 
+    /// The table, and a chart of each key that is shown.
+    fn charts(&self) -> String {
+        let mut text = self.table();
+        for (title, values) in self.charted() {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "\n{title}, {}:", Escaped(self.of));
+            text += &bars::chart(&values.figures.bars(self.asked.of.linear));
+        }
+        text
+    }
+
     /// A table of the figures of each key that is shown, and of what is left.
-    pub(crate) fn table(&self) -> String {
+    fn table(&self) -> String {
         let by = self.by.iter().map(|it| Escaped(it).to_string());
         let head = by.chain(["count".to_owned()]);
         let head: Vec<String> = head.chain(HEAD.map(str::to_owned)).collect();
@@ -248,19 +253,8 @@ impl<'h> KeyedHistogramReport<'h> {
         table::table(&head, shown.chain(hidden).chain([other, untyped]))
     }
 
-    /// The table, and a chart of each key that is shown.
-    pub(super) fn charts(&self) -> String {
-        let mut text = self.table();
-        for (title, values) in self.charted() {
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "\n{title}, {}:", Escaped(self.of));
-            text += &bars::chart(&values.figures.bars(self.asked.of.linear));
-        }
-        text
-    }
-
     /// A picture with a chart of each key that is shown.
-    pub(crate) fn picture(&self) -> String {
+    fn picture(&self) -> String {
         let charts = self.charted().map(|(title, values)| Chart {
             title: format!("{title}, {}", self.of),
             figures: values.text(),
@@ -270,11 +264,19 @@ impl<'h> KeyedHistogramReport<'h> {
         svg::picture(&charts.collect::<Vec<_>>())
     }
 
-    /// What has a chart: the keys that are shown, and the other ones together, if they have values.
-    fn charted(&self) -> impl Iterator<Item = (String, &Values)> {
-        let shown = self.shown().0.iter().map(|it| (it.title(), &it.values));
-        let other = (self.other.count > 0).then(|| ("other".to_owned(), &self.other));
-        shown.chain(other)
+    /// How many keys there are, and what they add up to: `12 keys, 4711 values, 0 other, 0 untyped`.
+    fn sum(&self) -> (usize, String) {
+        let keys = number_of(self.keys.len(), "key");
+        let (values, other, untyped) = (sum(&self.keys), self.other.count, self.untyped);
+        let values = number_of(values, "value");
+        let sum = format!("{keys}, {values}, {other} other, {untyped} untyped");
+        (self.keys.len(), sum)
+    }
+
+    /// How many hits there are, if all are untyped.
+    fn only_untyped(&self) -> Option<u64> {
+        let are_typed = !self.keys.is_empty() || self.other.count > 0;
+        (self.untyped > 0 && !are_typed).then_some(self.untyped)
     }
 }
 

@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 use self::by_key::TimesByKey;
 use self::functions::TimedFunctionsView;
 use super::bars;
-use super::format::{VERSION, seconds, seconds_or_null};
+use super::format::{ReportedFigures, VERSION, seconds, seconds_or_null};
 use super::function_sources::FunctionSources;
 use super::subjects::Subjects;
 use super::svg::{self, Chart};
@@ -416,84 +416,9 @@ impl<'l> Latencies<'l> {
         ))
     }
 
-    /// How many hits and calls there are, if all are untyped.
-    pub(crate) fn only_untyped(&self) -> Option<u64> {
-        let (functions, untyped) = self.functions.typed_and_untyped();
-        let pairs = self.pairs.iter().map(|it| it.summary.count);
-        let typed = pairs.fold(functions, u64::saturating_add);
-        let pairs = self.pairs.iter().map(|it| it.untyped);
-        let untyped = pairs.fold(untyped, u64::saturating_add);
-        (untyped > 0 && typed == 0).then_some(untyped)
-    }
-
     /// How many times there are, if none has a key.
     pub(crate) fn only_without_key(&self) -> Option<u64> {
         self.keyed.as_ref()?.only_untyped()
-    }
-
-    /// How many lines it has if there is one for each pair and each function, and what they add up to:
-    /// `1 pair, 1600 functions (12 of them called), 4711 calls`.
-    pub(crate) fn sum(&self) -> (usize, String) {
-        let (functions, called, calls) = self.functions.sum();
-        let mut sum = Vec::new();
-        if !self.pairs.is_empty() {
-            sum.push(number_of(self.pairs.len(), "pair"));
-        }
-        if functions > 0 {
-            let functions = number_of(functions, "function");
-            sum.push(format!("{functions} ({called} of them called)"));
-            sum.push(number_of(calls, "call"));
-        }
-        sum.extend(self.keyed.as_ref().map(TimesByKey::sum));
-        (self.pairs.len() + functions, sum.join(", "))
-    }
-
-    /// A line for each pair and each function.
-    pub(super) fn plain(&self) -> String {
-        let mut text = String::new();
-        for pair in &self.pairs {
-            if let Some(at) = self.at {
-                // Writing to a string does not fail.
-                let _ = write!(text, "{:.1} ", at.as_secs_f64());
-            }
-            let _ = write!(text, "{}", pair.summary);
-            let [starts, stops, lost] = pair.unmatched_and_lost();
-            let _ = write!(text, " {starts} {stops} {lost} {}", pair.name());
-            match pair.trusted {
-                Some(true) => {}
-                Some(false) => {
-                    let _ = write!(text, " {} untrusted", pair.evidence.certain());
-                }
-                // What is untyped follows.
-                None if pair.evidence.left_out > 0 => {}
-                None => {
-                    let _ = write!(text, " doubtful {}", pair.evidence.doubtful);
-                }
-            }
-            if pair.untyped > 0 {
-                let _ = write!(text, " untyped {}", pair.untyped);
-            }
-            text.push('\n');
-        }
-        text += &self.functions.plain(self.at);
-        if let Some(keyed) = &self.keyed {
-            text += &keyed.plain(self.at);
-        }
-        text
-    }
-
-    /// A table of all pairs, and one of all functions.
-    pub(crate) fn table(&self) -> String {
-        let mut tables = Vec::new();
-        if !self.pairs.is_empty() {
-            tables.push(self.table_of_pairs());
-        }
-        if !self.functions.is_empty() {
-            tables.push(self.functions.table());
-            tables.extend(self.functions.table_of_callers());
-        }
-        tables.extend(self.keyed.as_ref().map(TimesByKey::table));
-        tables.join("\n")
     }
 
     fn table_of_pairs(&self) -> String {
@@ -549,8 +474,58 @@ impl<'l> Latencies<'l> {
         table::table(&head, rows)
     }
 
+    /// What has times: the pairs, then the functions.
+    pub(super) fn subjects(&self) -> impl Iterator<Item = TimedSubject<'_>> {
+        let pairs = self.pairs.iter().map(|pair| TimedSubject {
+            title: match pair.pid {
+                Some(pid) => format!("{pid} {} to {}", pair.start, pair.stop),
+                None => format!("{} to {}", pair.start, pair.stop),
+            },
+            summary: &pair.summary,
+            caution: pair.caution(),
+            buckets: &pair.buckets,
+        });
+        pairs.chain(self.functions.subjects())
+    }
+}
+
+impl ReportedFigures for Latencies<'_> {
+    /// A line for each pair and each function.
+    fn plain(&self) -> String {
+        let mut text = String::new();
+        for pair in &self.pairs {
+            if let Some(at) = self.at {
+                // Writing to a string does not fail.
+                let _ = write!(text, "{:.1} ", at.as_secs_f64());
+            }
+            let _ = write!(text, "{}", pair.summary);
+            let [starts, stops, lost] = pair.unmatched_and_lost();
+            let _ = write!(text, " {starts} {stops} {lost} {}", pair.name());
+            match pair.trusted {
+                Some(true) => {}
+                Some(false) => {
+                    let _ = write!(text, " {} untrusted", pair.evidence.certain());
+                }
+                // What is untyped follows.
+                None if pair.evidence.left_out > 0 => {}
+                None => {
+                    let _ = write!(text, " doubtful {}", pair.evidence.doubtful);
+                }
+            }
+            if pair.untyped > 0 {
+                let _ = write!(text, " untyped {}", pair.untyped);
+            }
+            text.push('\n');
+        }
+        text += &self.functions.plain(self.at);
+        if let Some(keyed) = &self.keyed {
+            text += &keyed.plain(self.at);
+        }
+        text
+    }
+
     /// A table of all pairs and functions, and a chart of the times of each.
-    pub(super) fn charts(&self) -> String {
+    fn charts(&self) -> String {
         let mut text = self.table();
         for subject in self.subjects().filter(|it| it.summary.count > 0) {
             // Writing to a string does not fail.
@@ -560,8 +535,22 @@ impl<'l> Latencies<'l> {
         text
     }
 
+    /// A table of all pairs, and one of all functions.
+    fn table(&self) -> String {
+        let mut tables = Vec::new();
+        if !self.pairs.is_empty() {
+            tables.push(self.table_of_pairs());
+        }
+        if !self.functions.is_empty() {
+            tables.push(self.functions.table());
+            tables.extend(self.functions.table_of_callers());
+        }
+        tables.extend(self.keyed.as_ref().map(TimesByKey::table));
+        tables.join("\n")
+    }
+
     /// A picture of the times of each.
-    pub(crate) fn picture(&self) -> String {
+    fn picture(&self) -> String {
         let charts = self.subjects().map(|subject| {
             let range = |bucket: &LatencyBucket| {
                 let (from, to) = (of_nanoseconds(bucket.from_ns), of_nanoseconds(bucket.to_ns));
@@ -578,18 +567,31 @@ impl<'l> Latencies<'l> {
         svg::picture(&charts.collect::<Vec<_>>())
     }
 
-    /// What has times: the pairs, then the functions.
-    pub(super) fn subjects(&self) -> impl Iterator<Item = TimedSubject<'_>> {
-        let pairs = self.pairs.iter().map(|pair| TimedSubject {
-            title: match pair.pid {
-                Some(pid) => format!("{pid} {} to {}", pair.start, pair.stop),
-                None => format!("{} to {}", pair.start, pair.stop),
-            },
-            summary: &pair.summary,
-            caution: pair.caution(),
-            buckets: &pair.buckets,
-        });
-        pairs.chain(self.functions.subjects())
+    /// How many lines it has if there is one for each pair and each function, and what they add up to:
+    /// `1 pair, 1600 functions (12 of them called), 4711 calls`.
+    fn sum(&self) -> (usize, String) {
+        let (functions, called, calls) = self.functions.sum();
+        let mut sum = Vec::new();
+        if !self.pairs.is_empty() {
+            sum.push(number_of(self.pairs.len(), "pair"));
+        }
+        if functions > 0 {
+            let functions = number_of(functions, "function");
+            sum.push(format!("{functions} ({called} of them called)"));
+            sum.push(number_of(calls, "call"));
+        }
+        sum.extend(self.keyed.as_ref().map(TimesByKey::sum));
+        (self.pairs.len() + functions, sum.join(", "))
+    }
+
+    /// How many hits and calls there are, if all are untyped.
+    fn only_untyped(&self) -> Option<u64> {
+        let (functions, untyped) = self.functions.typed_and_untyped();
+        let pairs = self.pairs.iter().map(|it| it.summary.count);
+        let typed = pairs.fold(functions, u64::saturating_add);
+        let pairs = self.pairs.iter().map(|it| it.untyped);
+        let untyped = pairs.fold(untyped, u64::saturating_add);
+        (untyped > 0 && typed == 0).then_some(untyped)
     }
 }
 

@@ -17,6 +17,9 @@ use crate::sys::{fault_point, fault_point_within};
 /// `AT_RANDOM` of getauxval(3): "The address of sixteen bytes containing a random value."
 const AT_RANDOM: u64 = 25;
 
+/// `IOV_MAX`: process_vm_readv(2) and process_vm_writev(2) fail with EINVAL above it.
+pub(crate) const MAX_IOVECS: usize = 1024;
+
 /// Returns the address of the random bytes that the kernel has given to the program that a process runs; `None` if the
 /// process is exiting.
 pub(crate) fn random_bytes_at(process: &Process) -> io::Result<Option<LiveAddr>> {

@@ -10,12 +10,9 @@ use nix::unistd::Pid;
 use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
-use crate::process::memory::ProcessMemory;
+use crate::process::memory::{MAX_IOVECS, ProcessMemory};
 use crate::sys::short_write_point;
 use crate::trace::thread_calls::ThreadCalls;
-
-/// `IOV_MAX`: process_vm_writev(2) fails with EINVAL above it.
-const MAX_IOVECS: usize = 1024;
 
 /// The memory of a process whose threads are stopped.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use crate::commands::readings::Display;
 use crate::commands::report_file::ReportFile;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::output::{self, EventHistogram, Histograms, LostWords};
+use crate::output::{EventHistogram, Histograms, LostWords, ReportedFigures};
 
 pub(super) fn run(
     args: &Args,
@@ -106,13 +106,13 @@ impl EventConsumer for RecordedEvents<'_> {
         if state.is_redrawn {
             return Ok(shown.table());
         }
-        output::histograms(self.output.format, &shown)
+        shown.text(self.output.format)
     }
 
     fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
         let histograms = self.histograms(state);
         let shown = self.shown(state, &histograms);
-        let text = output::histograms(self.output.format, &shown)?;
+        let text = shown.text(self.output.format)?;
         let (many, sum) = shown.sum();
         self.output.sum_up(&self.output.messages, many, || sum);
         let picture = self.draws.then(|| shown.picture());

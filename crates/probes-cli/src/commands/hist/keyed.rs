@@ -8,13 +8,10 @@ use probes_lib::{Functions, ObservationReport, Observer, Target};
 
 use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings};
 use crate::commands::report_file::ReportFile;
-use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
-use crate::output::{
-    self, FunctionSources, KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion,
-};
+use crate::output::{FunctionSources, KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion};
 
 /// Reads and shows histograms by keys.
 pub(super) struct KeyedHistogramPrinter<'q> {
@@ -48,22 +45,14 @@ impl<'q> KeyedHistogramPrinter<'q> {
         mut outcome: Outcome<KeyedHistogramReading>,
         report_file: Option<ReportFile>,
     ) -> Result<(), Failure> {
-        let (output, messages) = (self.output, &self.output.messages);
         let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
         if last.is_empty() {
-            return outcome.finish(messages);
+            return outcome.finish(&self.output.messages);
         }
         let reading = self.reading(&last);
         let report = self.report(&targets, &reading, outcome.read_until);
-        outcome.print(output, output::keyed_histograms(output.format, &report));
-        outcome.draw(report_file, || report.picture());
-        let (lines, summary) = report.sum();
-        output.sum_up(messages, lines, || summary);
-        if outcome.output_was_read {
-            warn_of_untyped(messages, report.only_untyped());
-        }
-        outcome.warn_of_lead(messages);
-        outcome.finish(messages)
+        let none = Ok(String::new());
+        outcome.finish_with(none, &report, report_file, self.output, |_| {})
     }
 
     /// The readings of all processes as one.
@@ -113,10 +102,6 @@ impl ReadingHandler for KeyedHistogramPrinter<'_> {
     ) -> Result<Next, Failure> {
         let reading = self.reading(shown.each);
         let so_far = self.report(shown.targets, &reading, shown.at).so_far();
-        if let Some(table) = shown.table {
-            return table.redraw(&so_far.table(), &shown.gaps, interruptible);
-        }
-        let text = output::keyed_histograms(self.output.format, &so_far);
-        text.and_then(|text| interruptible.write(&text))
+        shown.show(&so_far, self.output.format, interruptible)
     }
 }

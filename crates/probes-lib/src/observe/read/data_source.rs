@@ -16,7 +16,7 @@ use crate::error::{Error, MemoryPart, Result};
 use crate::inject::injected_call::InjectedCall;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
-use crate::process::memory::ProcessMemory;
+use crate::process::memory::{MAX_IOVECS, ProcessMemory};
 
 /// Where recorded data are read.
 pub(crate) enum DataSource<'d> {
@@ -31,9 +31,6 @@ pub(crate) struct ProcessData<'d> {
     /// Those of the observation.
     pub(crate) arenas: &'d [Arena],
 }
-
-/// `IOV_MAX`: process_vm_readv(2) fails with EINVAL above it.
-const MAX_IOVECS: usize = 1024;
 
 impl ReadMemory for DataSource<'_> {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {

@@ -12,11 +12,11 @@
 //! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or behind a lock
 //! (trampoline/saved.rs).
 
+use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, get_xmm, qword_ptr, r14, rax, rbx, rcx,
     rdi, rdx, rsi, rsp, sil,
 };
-use iced_x86::{IcedError, Register};
 
 use super::at_point::PointContext;
 use super::fields::FieldCopies;
@@ -25,13 +25,11 @@ use super::readable::{unless_kernel_reads, unless_readable, unless_valid_at_reco
 use super::record;
 use super::sampling;
 use super::saved::{LockedRegisters, SaveArea, Saving};
-use super::stack_copy::{self, StackCopy};
 use super::stack_info;
 use super::word_at;
 use super::{SAVED_IF_TIMED, load, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
-use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::role::{
     ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, StackKind, WatchRole,
     WatchedFunction, Words,
@@ -105,21 +103,7 @@ pub(super) fn code(
         context,
     };
     arguments.emit(&mut a, &mut fields)?;
-    let mut taken = a.create_label();
-    if pointers.layout.stacks != StackCopies::None {
-        stack_copy::take(&mut a, pointers.layout, taken)?;
-        context.load(&mut a, rax, Register::RBX)?;
-        let copy = StackCopy {
-            layout: pointers.layout,
-            pushed: 0,
-            is_ocaml: watched.is_ocaml,
-            is_from_start: function.is_from_start,
-            shared: pointers.shared,
-        };
-        copy.emit(&mut a)?;
-    }
-    record::end(&mut a)?;
-    stack_copy::give_back(&mut a, pointers.layout, &mut taken)?;
+    record::end_with_stack(&mut a, watched, context)?;
     if filter.is_some() {
         a.jmp(skipped)?;
         a.set_label(&mut untyped)?;

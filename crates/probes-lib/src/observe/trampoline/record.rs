@@ -1,11 +1,11 @@
 //! Emits the part of a trampoline that writes a record of a watched hit into the ring of the
 //! thread's group.
 
+use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, al, byte_ptr, dl, dword_ptr, eax, esi, get_xmm, qword_ptr, r8, rax,
     rbx, rcx, rdx, rsi, sil,
 };
-use iced_x86::{IcedError, Register};
 
 use super::at_point::PointContext;
 use super::fields::FieldCopies;
@@ -47,13 +47,10 @@ pub(super) fn end_with_stack(
     }
     let mut taken = a.create_label();
     stack_copy::take(a, layout, taken)?;
-    context.load(a, rax, Register::RBX)?;
     let copy = StackCopy {
-        layout,
-        pushed: context.pushed,
+        context,
         is_ocaml: watched.is_ocaml,
-        is_from_start: false,
-        shared: context.shared,
+        is_from_start: watched.function.is_some_and(|it| it.is_from_start),
     };
     copy.emit(a)?;
     end(a)?;

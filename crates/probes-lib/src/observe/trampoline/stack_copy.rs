@@ -22,16 +22,17 @@
 //! stack. What looks like one need not be one, or may be an old one, whose fiber is gone: so the kernel is asked
 //! before each page there is read.
 
-use iced_x86::IcedError;
 use iced_x86::code_asm::{
     AsmMemoryOperand, CodeAssembler, CodeLabel, dl, dword_ptr, eax, edi, edx, qword_ptr, r12, r13,
     r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
+use iced_x86::{IcedError, Register};
 
+use super::at_point::PointContext;
 use super::offset;
 use super::readable::{unless_kernel_reads, unless_readable};
 use super::word_at;
-use crate::address::{LiveAddr, PAGE};
+use crate::address::PAGE;
 use crate::observe::layout::shared::{MAIN_STACK_END, MAIN_TID, SharedLayout, TID_AT};
 use crate::observe::layout::stack_copies::{
     BYTES, COUNT, END, ENTRY_BITS, FIBER, FIBER_FIELDS_LEN, FIBER_HANDLER, FIBER_POINTER,
@@ -61,13 +62,9 @@ const MAX_FIBER_STACK: i32 = 1 << 30;
 /// How to copy a stack.
 #[derive(Clone, Copy)]
 pub(super) struct StackCopy {
-    pub(super) layout: SharedLayout,
-    /// How many bytes the trampoline has pushed.
-    pub(super) pushed: u64,
+    pub(super) context: PointContext,
     /// Whether OCaml code executes the point, or calls it directly: in OCaml 5, r14 has the state of a domain.
     pub(super) is_ocaml: bool,
-    /// Where the address of the shared data is.
-    pub(super) shared: LiveAddr,
     /// Whether the thread may have no control block yet, and the code may execute `rdfsbase`.
     pub(super) is_from_start: bool,
 }
@@ -107,14 +104,12 @@ pub(super) fn give_back(
 }
 
 impl StackCopy {
-    /// Emits the code, for a place that is taken. Expects the address of the shared data in rbx, that of the record in rcx, and what rbx held at
-    /// the point in rax. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
+    /// Emits the code, for a place that is taken. Expects the address of the shared data in rbx, and that of the record in
+    /// rcx. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
     pub(super) fn emit(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        if self.layout.stacks == StackCopies::None {
-            return Ok(());
-        }
+        self.context.load(a, rax, Register::RBX)?;
         a.mov(self.field(RBX), rax)?;
-        a.lea(rsi, qword_ptr(rsp + self.pushed))?;
+        a.lea(rsi, qword_ptr(rsp + self.context.pushed))?;
         a.mov(self.field(STACK_POINTER), rsi)?;
         for (at, register) in [(RBP, rbp), (R12, r12), (R13, r13), (R14, r14), (R15, r15)] {
             a.mov(self.field(at), register)?;
@@ -122,9 +117,9 @@ impl StackCopy {
         // And `COUNT`, which follows it.
         a.mov(self.field(USED), 0)?;
         let mut over = a.create_label();
-        match self.layout.stacks.fibers() {
+        match self.context.layout.stacks.fibers() {
             Some(fields) if self.is_ocaml => self.fibers(a, fields)?,
-            Some(_) if self.layout.stacks.may_ask_kernel() => return self.below_c(a),
+            Some(_) if self.context.layout.stacks.may_ask_kernel() => return self.below_c(a),
             _ => {}
         }
         self.find_end(a)?;
@@ -275,11 +270,11 @@ impl StackCopy {
 
     /// The address of a field; the record is at rcx.
     fn field(self, at: u64) -> AsmMemoryOperand {
-        qword_ptr(rcx + offset(self.layout.stack_at() + at))
+        qword_ptr(rcx + offset(self.context.layout.stack_at() + at))
     }
 
     fn short_field(self, at: u64) -> AsmMemoryOperand {
-        dword_ptr(rcx + offset(self.layout.stack_at() + at))
+        dword_ptr(rcx + offset(self.context.layout.stack_at() + at))
     }
 
     /// Emits the code that copies the stacks of fibers, if the point is on one, or is called from one. Expects the
@@ -335,13 +330,13 @@ impl StackCopy {
         at: u64,
         otherwise: CodeLabel,
     ) -> Result<(), IcedError> {
-        if !self.layout.stacks.may_ask_kernel() {
+        if !self.context.layout.stacks.may_ask_kernel() {
             a.lea(rax, qword_ptr(rdx + at))?;
-            return unless_readable(a, self.layout, otherwise);
+            return unless_readable(a, self.context.layout, otherwise);
         }
         let (mut ask, mut known) = (a.create_label(), a.create_label());
         a.lea(rax, qword_ptr(rdx + at))?;
-        unless_readable(a, self.layout, ask)?;
+        unless_readable(a, self.context.layout, ask)?;
         a.jmp(known)?;
         // The page may have been mapped after the table was written.
         a.set_label(&mut ask)?;
@@ -358,7 +353,13 @@ impl StackCopy {
         at: u64,
         otherwise: CodeLabel,
     ) -> Result<(), IcedError> {
-        unless_kernel_reads(a, at as i32, self.layout, self.shared, otherwise)
+        unless_kernel_reads(
+            a,
+            at as i32,
+            self.context.layout,
+            self.context.shared,
+            otherwise,
+        )
     }
 
     /// Emits a jump to `otherwise` unless the description of a fiber at rdx can be read. Uses rax, rsi, rdi and r9.
@@ -420,7 +421,7 @@ impl StackCopy {
     /// label `over` behind it. Uses rax, rdx, rsi and rdi.
     fn part(self, a: &mut CodeAssembler, over: &mut CodeLabel) -> Result<(), IcedError> {
         let mut next = a.create_label();
-        let stack = self.layout.stack_at();
+        let stack = self.context.layout.stack_at();
         a.mov(eax, self.short_field(USED))?;
         a.mov(edi, MAX_BYTES as i32)?;
         a.sub(edi, eax)?;

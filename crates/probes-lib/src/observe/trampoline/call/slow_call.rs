@@ -49,7 +49,7 @@ impl ExitReport<'_> {
         a: &mut CodeAssembler,
         Calls {
             role,
-            shared: (shared, layout),
+            shared: (_, layout),
             are_filtered,
             ..
         }: Calls<'_>,
@@ -104,13 +104,10 @@ impl ExitReport<'_> {
             let kept = |at: u64| qword_ptr(rcx + offset(layout.stack_at() + KEPT + at));
             a.mov(kept(0), rdi)?;
             a.mov(kept(8), r9)?;
-            self.context.load(a, rax, Register::RBX)?;
             let copy = StackCopy {
-                layout,
-                pushed: 0,
+                context: self.context,
                 is_ocaml: role.is_ocaml,
                 is_from_start: role.is_from_start,
-                shared,
             };
             copy.emit(a)?;
             a.mov(rdi, kept(0))?;
