@@ -77,6 +77,11 @@ impl Expression {
         &self.text
     }
 
+    /// Returns whether it asks for something in memory that a value points to: a string, a field.
+    pub(crate) fn asks_for_memory(&self) -> bool {
+        self.tree.asks_for_memory()
+    }
+
     /// Returns what it asks of the hits of a point, as something that is true or false.
     ///
     /// # Errors

@@ -722,6 +722,18 @@ impl Observer {
 
     /// Renews the table of pages, if it is time and filters need it. If the process cannot be read, what reads its
     /// results reports that.
+    /// Returns whether each reading also tells the process which of its memory may be read: then it should be read at least
+    /// five times a second, or more hits are without an answer to what is asked of them.
+    ///
+    /// ```no_run
+    /// # fn pause(observer: &probes_lib::Observer) -> std::time::Duration {
+    /// std::time::Duration::from_millis(if observer.has_to_be_read() { 200 } else { 1000 })
+    /// # }
+    /// ```
+    pub fn has_to_be_read(&self) -> bool {
+        self.active.plan.shared.has_pages()
+    }
+
     fn renew_pages_of_filters(&self) {
         if self.active.plan.shared.filters_memory {
             let _ = self.renew_pages();

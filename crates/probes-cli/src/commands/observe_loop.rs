@@ -223,6 +223,7 @@ impl<'o> ObservationLoop<'o> {
                 Ok(None) => {}
                 Err(error) => return Ok(Err(error)),
             }
+            let took = reading_time([&self.observer], reading);
             if at >= next {
                 let gaps = Gaps::of(&self.observer);
                 if display.table.is_none() {
@@ -240,7 +241,7 @@ impl<'o> ObservationLoop<'o> {
                 }
                 next = next_time(at, interval);
             }
-            reading_at = reading_after(at, interval, thread_time().saturating_sub(reading));
+            reading_at = reading_after(at, interval, took);
         }
     }
 }
@@ -312,14 +313,30 @@ pub(super) fn next_reading(at: Duration) -> Duration {
     }
 }
 
+/// How much of a processor a reading has taken since it `began`; nothing if the processes have to be read at all times,
+/// however long that takes.
+pub(super) fn reading_time<'o>(
+    observers: impl IntoIterator<Item = &'o Observer>,
+    began: Duration,
+) -> Duration {
+    if observers.into_iter().any(Observer::has_to_be_read) {
+        return Duration::ZERO;
+    }
+    thread_time().saturating_sub(began)
+}
+
 /// When a process is read after the reading `at`, which `took` so much of a processor, if readings are shown at these
-/// intervals. Those in between take less than a hundredth of a processor, unless one takes 4 ms.
+/// intervals. Those in between are as rare as it takes for them to cost less than a hundredth of a processor, but at most
+/// 0.4 s apart.
 pub(super) fn reading_after(at: Duration, interval: Duration, took: Duration) -> Duration {
     let due = if at.is_zero() || interval > COUNTS_INTERVAL {
         next_reading(at)
     } else {
         next_time(at, interval)
     };
+    if at < COUNTS_INTERVAL {
+        return due;
+    }
     let pause = took.saturating_mul(120).min(2 * COUNTS_INTERVAL);
     due.max(at.saturating_add(pause))
 }
@@ -369,6 +386,8 @@ mod tests {
         // After a reading that took long, the next one is later.
         for (at, took, expected) in [
             (ms(3), Duration::ZERO, ms(6)),
+            // Unless it was one of the first.
+            (ms(3), ms(1000), ms(6)),
             (ms(1000), ms(1), ms(1200)),
             (ms(1000), ms(3), ms(1360)),
             (ms(1000), ms(1000), ms(1400)),

@@ -11,7 +11,7 @@ use super::forked_processes::{
 };
 use super::gaps::{GapWarning, Gaps};
 use super::observe_loop::{
-    next_time, observe_by, reading_after, warn_of_still_mapped, warn_of_unread_end,
+    next_time, observe_by, reading_after, reading_time, warn_of_still_mapped, warn_of_unread_end,
 };
 use super::open_target::describe;
 use super::process_failures::ProcessFailures;
@@ -113,6 +113,12 @@ impl<'o> SeveralObservations<'o> {
             request.observation = request.observation.record_forked();
             // Each process takes several.
             descriptors::raise_limit(DESCRIPTORS);
+            if request.observation.may_lack_values_of_forked() {
+                output.messages.note_to_people(
+                    "of processes that are forked from now on, strings and fields in memory may not be read: they are shown as addresses, \
+                     and hits that ask for them are untyped",
+                );
+            }
         }
         // Signals are blocked before anything is changed, so that none can keep an observation from being removed.
         let signals = TerminationSignals::block()?;
@@ -385,6 +391,7 @@ impl<'o> SeveralObservations<'o> {
             }
             let reading = thread_time();
             self.read_each(at, last, handler);
+            let took = reading_time(self.each.iter().map(|it| &it.observer), reading);
             self.observe_forked(handler);
             if self.each.iter().all(|one| one.failed_at.is_some()) {
                 return Ok(());
@@ -402,7 +409,7 @@ impl<'o> SeveralObservations<'o> {
                 }
                 next = next_time(at, interval);
             }
-            reading_at = reading_after(at, interval, thread_time().saturating_sub(reading));
+            reading_at = reading_after(at, interval, took);
         }
     }
 }

@@ -218,7 +218,9 @@ impl Interleaving {
     fn of(latency: &Latency) -> Interleaving {
         if latency.is_trusted() == Some(false) {
             Interleaving::Seen
-        } else if latency.are_told_apart() {
+        } else if latency.are_told_apart()
+            && !(latency.is_by_key() && latency.is_trusted().is_none())
+        {
             Interleaving::NotSeen
         } else {
             Interleaving::Unknown
@@ -237,9 +239,9 @@ pub(crate) struct Evidence {
     pub(crate) moved: u64,
     /// Whether stops find their starts by a key.
     by_key: bool,
-    /// How many starts and stops are untyped, if that is why times may be wrong.
+    /// How many starts and stops have no key, if that is why times may be wrong.
     #[serde(skip)]
-    left_out: u64,
+    without_key: u64,
 }
 
 impl Evidence {
@@ -249,15 +251,15 @@ impl Evidence {
             doubtful: latency.doubtful(),
             moved: latency.moved(),
             by_key: latency.is_by_key(),
-            left_out: match latency.is_trusted() {
-                None if latency.doubtful() == 0 => latency.untyped(),
+            without_key: match latency.is_trusted() {
+                None if latency.doubtful() == 0 => latency.without_key(),
                 _ => 0,
             },
         }
     }
 
     pub(crate) fn is_any(self) -> bool {
-        self.is_certain() || self.doubtful > 0 || self.left_out > 0
+        self.is_certain() || self.doubtful > 0 || self.without_key > 0
     }
 
     /// Whether no time can be trusted.
@@ -276,7 +278,7 @@ impl Evidence {
 
     /// What to do about that.
     fn advice(self) -> &'static str {
-        if self.left_out > 0 {
+        if self.without_key > 0 {
             "ask for what all of these hits have: `ocaml-probes watch` shows their arguments"
         } else if self.by_key {
             "give a -key that differs between all events that are under way at a time; a start whose stop an exception skips does no harm"
@@ -293,7 +295,7 @@ impl Evidence {
             doubtful,
             moved,
             by_key,
-            left_out,
+            without_key,
         } = self;
         if interleaved > 0 {
             return Some(format!(
@@ -307,10 +309,10 @@ impl Evidence {
             ));
         }
         if doubtful == 0 {
-            return (left_out > 0).then(|| {
+            return (without_key > 0).then(|| {
                 format!(
-                    "some times may be wrong: {left_out} starts and stops are untyped, and a stop may have ended the start of another \
-                     event with its key, of which the stop is left out"
+                    "some times may be wrong: {without_key} starts and stops have no key, and if the stop of one event and the start of \
+                     the next with its key are among them, both are taken for one"
                 )
             });
         }
@@ -456,8 +458,8 @@ impl<'l> Latencies<'l> {
                         format!("no: {} moved", pair.evidence.moved)
                     }
                     Some(false) => format!("no: {} interleaved", pair.evidence.interleaved),
-                    None if pair.evidence.left_out > 0 => {
-                        format!("unknown: {} untyped", pair.evidence.left_out)
+                    None if pair.evidence.without_key > 0 => {
+                        format!("unknown: {} without key", pair.evidence.without_key)
                     }
                     None => format!("unknown: {} doubtful", pair.evidence.doubtful),
                 });
@@ -506,8 +508,8 @@ impl ReportedFigures for Latencies<'_> {
                 Some(false) => {
                     let _ = write!(text, " {} untrusted", pair.evidence.certain());
                 }
-                // What is untyped follows.
-                None if pair.evidence.left_out > 0 => {}
+                // How many are untyped follows.
+                None if pair.evidence.without_key > 0 => {}
                 None => {
                     let _ = write!(text, " doubtful {}", pair.evidence.doubtful);
                 }

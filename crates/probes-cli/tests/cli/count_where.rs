@@ -325,7 +325,7 @@ fn what_makes_no_sense_is_refused_before() {
         ),
         (
             "-probe ints -where arg6==5",
-            "probe ints has no arg6 that is known: at most arg0 to arg5 are; nothing was changed\n    arg6==5\n    ^^^^\nhint: ",
+            "probe ints has no arg6: it has arg0 to arg5; nothing was changed\n    arg6==5\n    ^^^^\nhint: ",
         ),
         (
             "-probe ints -where arg1",

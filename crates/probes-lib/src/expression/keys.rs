@@ -28,6 +28,11 @@ impl Keys {
     /// The most keys whose values are calculated from arguments: registers hold these.
     pub(crate) const MAX_HELD: usize = 2;
 
+    /// Returns whether one asks for something in memory that a value points to.
+    pub(crate) fn ask_for_memory(&self) -> bool {
+        self.0.iter().any(Expression::asks_for_memory)
+    }
+
     /// Splits a list at its commas, except those in quotes. A quote that a name ends with (`x'`) opens nothing.
     ///
     /// ```

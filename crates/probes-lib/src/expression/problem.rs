@@ -181,7 +181,7 @@ pub enum ExpressionProblem {
         arguments: String,
     },
     /// The point does not have so many arguments, or they are not known.
-    #[error("{point} has no {name}{}", known(*.has))]
+    #[error("{point} has no {name}{}", known(point, *.has))]
     NoArgument {
         /// The point.
         point: String,
@@ -327,13 +327,15 @@ fn missing_at(before: Option<&str>) -> String {
     }
 }
 
-fn known(has: usize) -> String {
+fn known(point: &str, has: usize) -> String {
     match has {
         0 => ": it has no arguments".to_owned(),
         1 => ": it has arg0 only".to_owned(),
         2 => ": it has arg0 and arg1".to_owned(),
         // It may have more.
-        MAX_KNOWN => format!(" that is known: at most arg0 to arg{} are", MAX_KNOWN - 1),
+        MAX_KNOWN if point.starts_with("function") => {
+            format!(" that is known: at most arg0 to arg{} are", MAX_KNOWN - 1)
+        }
         has => format!(": it has arg0 to arg{}", has - 1),
     }
 }

@@ -38,6 +38,16 @@ impl Node {
         is_it || self.parts().any(|part| part.has_name(name))
     }
 
+    /// Returns whether it asks for something in memory that a value points to.
+    pub(super) fn asks_for_memory(&self) -> bool {
+        let is_it = match &self.kind {
+            NodeKind::Text(_) | NodeKind::Field(..) => true,
+            NodeKind::Call(name, _) => matches!(&**name, "str" | "len" | "tag" | "float"),
+            _ => false,
+        };
+        is_it || self.parts().any(Node::asks_for_memory)
+    }
+
     fn parts(&self) -> impl Iterator<Item = &Node> {
         let (one, other) = match &self.kind {
             NodeKind::Call(_, part)

@@ -464,6 +464,31 @@ impl Observation {
         self
     }
 
+    /// Returns whether something is asked of hits that may be unknown in processes which the observed one forks meanwhile
+    /// ([`record_forked`](Observation::record_forked)): strings, and fields of blocks, also those of arguments that are
+    /// watched.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let observation = Observation::new().count(Selector::All).record_forked();
+    /// assert!(!observation.may_lack_values_of_forked());
+    /// let observation = observation.only_where("str(arg0) == \"GET\"".parse()?);
+    /// assert!(observation.may_lack_values_of_forked());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn may_lack_values_of_forked(&self) -> bool {
+        let is_timed = !self.pairs.is_empty()
+            || !self.usdt_pairs.is_empty()
+            || !self.timed_functions.is_empty();
+        let is_watched = !self.watched.is_empty() || !self.watched_functions.is_empty();
+        let expressions = [&self.filter, &self.histogram];
+        let mut expressions = expressions.into_iter().flatten();
+        let asks = expressions.any(Expression::asks_for_memory)
+            || self.keys.as_ref().is_some_and(Keys::ask_for_memory);
+        self.records_forked && !is_timed && (is_watched || asks)
+    }
+
     /// Returns whether not all hits are recorded.
     pub(crate) fn records_some(&self) -> bool {
         self.sample.is_some() || self.filter.is_some()

@@ -318,6 +318,12 @@ impl MemorySource {
         matches!(self.base, Some(Register::RSP | Register::RBP))
     }
 
+    /// Returns whether it certainly is near the stack pointer.
+    pub(crate) fn is_in_frame(self) -> bool {
+        let is_near = (0..i64::from(STACK_OFFSET_LIMIT - 256)).contains(&self.displacement);
+        self.base == Some(Register::RSP) && self.index.is_none() && is_near
+    }
+
     /// Returns whether it may be at any address, also one that is not mapped.
     pub(crate) fn is_anywhere(self) -> bool {
         !self.is_static() && !self.is_near_stack()

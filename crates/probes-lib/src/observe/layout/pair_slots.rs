@@ -72,5 +72,7 @@ pub(crate) mod slot {
     pub(crate) const DIFFERENT_NUMBER: u64 = REPLACED_STARTS + 32;
     /// Stops that have no number, or whose start has none, though both have the argument that would be one.
     pub(crate) const NO_NUMBER: u64 = REPLACED_STARTS + 40;
+    /// Of pairs by key: starts and stops that have no key.
+    pub(crate) const WITHOUT_KEY: u64 = REPLACED_STARTS + 48;
 }
-const _: () = assert!(slot::NO_NUMBER + 8 <= SLOT_LEN);
+const _: () = assert!(slot::WITHOUT_KEY + 8 <= SLOT_LEN);

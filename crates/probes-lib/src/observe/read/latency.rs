@@ -43,6 +43,7 @@ pub struct Latency {
     interleaved: u64,
     doubtful: u64,
     untyped: u64,
+    without_key: u64,
     by_key: bool,
     moved: u64,
     are_told_apart: bool,
@@ -80,6 +81,7 @@ impl Latency {
         add(&mut self.interleaved, other.interleaved);
         add(&mut self.doubtful, other.doubtful);
         add(&mut self.untyped, other.untyped);
+        add(&mut self.without_key, other.without_key);
         add(&mut self.moved, other.moved);
         self.are_told_apart &= other.are_told_apart;
     }
@@ -170,19 +172,25 @@ impl Latency {
         self.untyped
     }
 
+    /// Returns how many starts and stops of pairs by key have no key, because it is an expression without an answer. They
+    /// are left out. If that was the stop of one event and the start of the next with its key, both are taken for one.
+    pub fn without_key(&self) -> u64 {
+        self.without_key
+    }
+
     /// Returns whether the times can be trusted, as far as it is seen ([`are_told_apart`](Self::are_told_apart)): `Some(false)` if
     /// events interleave ([`interleaved`](Self::interleaved)) or move between threads ([`moved`](Self::moved)), `None` if they may
-    /// interleave ([`doubtful`](Self::doubtful)), or if starts and stops of pairs by key were left out
-    /// ([`untyped`](Self::untyped)): if the stop of one event was, and the start of the next with its key, both are one time.
+    /// interleave ([`doubtful`](Self::doubtful)), or if starts and stops of pairs by key have none
+    /// ([`without_key`](Self::without_key)).
     pub fn is_trusted(&self) -> Option<bool> {
-        let left_out = if self.by_key && self.count() > 0 {
-            self.untyped
+        let without_key = if self.count() > 0 {
+            self.without_key
         } else {
             0
         };
         match (
             self.interleaved.max(self.moved),
-            self.doubtful.max(left_out),
+            self.doubtful.max(without_key),
         ) {
             (0, 0) => Some(true),
             (0, _) => None,
@@ -278,6 +286,7 @@ impl Latency {
             .interleaved(),
             doubtful: sum(slot::DOUBTFUL).saturating_add(replaced),
             untyped: sum(slot::UNTYPED),
+            without_key: sum(slot::WITHOUT_KEY),
             by_key: data.waiting.is_some(),
             moved: if have_moved { moved } else { 0 },
             // A number that events share tells nothing.
@@ -557,23 +566,28 @@ mod tests {
 
     // promise: Observations: Pairs by key are not trusted if some of their starts or stops have no key
     #[test]
-    fn times_beside_untyped_ends_are_doubtful() {
-        let trusted = |untyped, times, waiting| {
+    fn times_beside_ends_without_key_are_doubtful() {
+        let trusted = |without_key, times, filtered| {
             let mut pair = vec![0; PAIR_LEN as usize];
-            put(&mut pair, HEADER_LEN + slot::UNTYPED, untyped);
+            put(
+                &mut pair,
+                HEADER_LEN + slot::UNTYPED,
+                without_key + filtered,
+            );
+            put(&mut pair, HEADER_LEN + slot::WITHOUT_KEY, without_key);
             put(&mut pair, HISTOGRAMS_AT, times);
             let data = PairData {
-                waiting,
+                waiting: Some(0),
                 ..data(&pair)
             };
             Latency::of(&pair_named("a", "b"), &data, 1.0).is_trusted()
         };
-        assert_eq!(trusted(1, 1, Some(0)), None);
-        assert_eq!(trusted(0, 1, Some(0)), Some(true));
+        assert_eq!(trusted(1, 1, 0), None);
+        assert_eq!(trusted(0, 1, 0), Some(true));
         // There is no time that may be wrong.
-        assert_eq!(trusted(1, 0, Some(0)), Some(true));
-        // Without a key, only starts are left out, with their stops.
-        assert_eq!(trusted(1, 1, None), Some(true));
+        assert_eq!(trusted(1, 0, 0), Some(true));
+        // A filter leaves out starts with their stops.
+        assert_eq!(trusted(0, 1, 1), Some(true));
     }
 
     // promise: Observations: Pairs are untrusted if starts and stops without each other, in different threads, outnumber their times

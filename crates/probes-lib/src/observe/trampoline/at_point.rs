@@ -116,8 +116,8 @@ impl PointContext {
     }
 
     /// Emits a jump to `otherwise` unless an operand in memory can be read: the table of pages, which has to be valid,
-    /// and the kernel both say so. If it is in the frame of the point, one of them is enough: the table does not have the
-    /// stacks of the youngest threads.
+    /// and the kernel both say so. If it is in the frame of the point, one of them is enough, and the table need not be valid:
+    /// the frame is mapped, and no table has the stacks of the youngest threads yet.
     ///
     /// `unless_valid` emits a jump to `otherwise` unless the table is valid, and may use rax, rdx, rdi and r9. The code
     /// expects the address of the shared data in rbx, or 0 if the table is not valid, and a multiple of 8 in rcx; it uses
@@ -132,53 +132,74 @@ impl PointContext {
         if memory.is_static() {
             return Ok(());
         }
-        let PointContext { layout, shared, .. } = self;
+        let layout = self.layout;
         let last = i32::from(memory.size) - 1;
-        let (mut unlisted, mut listed) = (a.create_label(), a.create_label());
-        let mut over = a.create_label();
-        if memory.is_near_stack() {
-            let mut is_far = a.create_label();
+        let (mut ask, mut over) = (a.create_label(), a.create_label());
+        let unless_far_readable = |a: &mut CodeAssembler| {
+            unless_valid(a)?;
             self.operand_address(a, rdx, memory)?;
-            a.lea(rax, qword_ptr(rsp - RED_ZONE))?;
-            a.mov(r9, rdx)?;
-            a.sub(r9, rax)?;
-            a.cmp(r9, STACK_OFFSET_LIMIT)?;
-            a.jae(is_far)?;
+            unless_listed(a, layout, rdx, 0, otherwise)?;
+            unless_listed(a, layout, rdx, last, otherwise)
+        };
+        if memory.is_near_stack() {
+            let (mut unlisted, mut is_far) = (a.create_label(), a.create_label());
+            self.operand_address(a, rdx, memory)?;
+            if !memory.is_in_frame() {
+                a.lea(rax, qword_ptr(rsp - RED_ZONE))?;
+                a.mov(r9, rdx)?;
+                a.sub(r9, rax)?;
+                a.cmp(r9, STACK_OFFSET_LIMIT)?;
+                a.jae(is_far)?;
+            }
             a.test(rbx, rbx)?;
             a.je(unlisted)?;
             unless_listed(a, layout, rdx, 0, unlisted)?;
             unless_listed(a, layout, rdx, last, unlisted)?;
             a.jmp(over)?;
-            a.set_label(&mut is_far)?;
-            a.nop()?;
-        }
-        unless_valid(a)?;
-        self.operand_address(a, rdx, memory)?;
-        unless_listed(a, layout, rdx, 0, otherwise)?;
-        unless_listed(a, layout, rdx, last, otherwise)?;
-        if memory.is_near_stack() {
-            a.jmp(listed)?;
+            if !memory.is_in_frame() {
+                a.set_label(&mut is_far)?;
+                a.nop()?;
+                unless_far_readable(a)?;
+                a.jmp(ask)?;
+            }
             a.set_label(&mut unlisted)?;
             a.nop()?;
             // The observer that may say that the kernel must not be asked any more has to be there.
             unless_valid(a)?;
-            a.set_label(&mut listed)?;
+            a.set_label(&mut ask)?;
+        } else {
+            unless_far_readable(a)?;
         }
+        self.unless_kernel_reads(a, memory, over, otherwise)?;
+        a.set_label(&mut over)?;
+        a.nop()
+    }
+
+    /// Emits a jump to `otherwise` unless the kernel may be asked, and reads an operand in memory; and one to `over` if it
+    /// can. Expects and uses the same as [`PointContext::unless_operand_readable`].
+    fn unless_kernel_reads(
+        self,
+        a: &mut CodeAssembler,
+        memory: MemorySource,
+        over: CodeLabel,
+        otherwise: CodeLabel,
+    ) -> Result<(), IcedError> {
+        let PointContext { layout, shared, .. } = self;
+        let last = i32::from(memory.size) - 1;
         self.operand_address(a, rdx, memory)?;
         a.and(rdx, -8)?;
         unless_kernel_reads(a, 0, layout, shared, otherwise)?;
-        if last > 0 {
-            self.operand_address(a, rdx, memory)?;
-            a.lea(rax, qword_ptr(rdx + last))?;
-            a.xor(rdx, rax)?;
-            a.test(edx, -8)?;
-            a.je(over)?;
-            a.mov(rdx, rax)?;
-            a.and(rdx, -8)?;
-            unless_kernel_reads(a, 0, layout, shared, otherwise)?;
+        if last == 0 {
+            return Ok(());
         }
-        a.set_label(&mut over)?;
-        a.nop()
+        self.operand_address(a, rdx, memory)?;
+        a.lea(rax, qword_ptr(rdx + last))?;
+        a.xor(rdx, rax)?;
+        a.test(edx, -8)?;
+        a.je(over)?;
+        a.mov(rdx, rax)?;
+        a.and(rdx, -8)?;
+        unless_kernel_reads(a, 0, layout, shared, otherwise)
     }
 }
 

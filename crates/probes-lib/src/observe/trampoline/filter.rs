@@ -5,8 +5,9 @@
 //!
 //! Memory is read only where a table of pages says so ([`ValuePages`]): that of the runtime, or the observer's while it
 //! is valid. What cannot be read is untyped. Integers in registers need neither table. Where the runtime's is used for
-//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped. Strings of C, and
-//! arguments that may be anywhere in memory, need the observer's, valid, and the consent of the kernel.
+//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped; where the table lacks it,
+//! the kernel is asked. Strings of C, and arguments that may be anywhere in memory, need the observer's, valid, and the
+//! consent of the kernel.
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ecx, edi, get_xmm,

@@ -58,7 +58,9 @@ pub(super) fn ends(
     ends.emit(a, StartKind::Timed, pointers, context)?;
     a.jmp(over)?;
     a.set_label(&mut untyped)?;
-    ends.count_untyped(a, pointers, |end| matches!(end, PairEnd::Start(_)))?;
+    ends.count(a, pointers, slot::UNTYPED, |end| {
+        matches!(end, PairEnd::Start(_))
+    })?;
     a.set_label(&mut left_out)?;
     ends.emit(a, StartKind::LeftOut, pointers, context)?;
     a.set_label(&mut over)?;
@@ -169,9 +171,10 @@ impl Ends<'_> {
             a.jmp(over)?;
             a.set_label(&mut untyped)?;
             // A start that is left out was not chosen, or is counted as untyped already.
-            self.count_untyped(a, pointers, |end| {
+            self.count(a, pointers, slot::UNTYPED, |end| {
                 starts == StartKind::Timed || matches!(end, PairEnd::Stop(_))
             })?;
+            self.count(a, pointers, slot::WITHOUT_KEY, |_| true)?;
             a.set_label(&mut over)?;
         }
         a.nop()
@@ -227,12 +230,13 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Emits the code that counts a hit for which an expression has no answer, at some of its ends. Leaves the address of the shared
-    /// data in rbx and the time in rsi.
-    fn count_untyped(
+    /// Emits the code that counts a hit in a field of the slots of some of its ends. Leaves the address of the shared data in
+    /// rbx and the time in rsi.
+    fn count(
         self,
         a: &mut CodeAssembler,
         pointers: &Pointers,
+        field: u64,
         is_counted: impl Fn(&PairEnd) -> bool,
     ) -> Result<(), IcedError> {
         find_shared_and_time(a, pointers)?;
@@ -240,7 +244,7 @@ impl Ends<'_> {
             let mut over = a.create_label();
             find_slot(a, end, pointers.layout, over)?;
             reset_slot_of_exited_thread(a)?;
-            a.inc(word_at(rcx, slot::UNTYPED))?;
+            a.inc(word_at(rcx, field))?;
             a.set_label(&mut over)?;
             // A label needs an instruction.
             a.nop()?;
