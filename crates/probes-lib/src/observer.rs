@@ -720,8 +720,6 @@ impl Observer {
         Ok(())
     }
 
-    /// Renews the table of pages, if it is time and filters need it. If the process cannot be read, what reads its
-    /// results reports that.
     /// Returns whether each reading also tells the process which of its memory may be read: then it should be read at least
     /// five times a second, or more hits are without an answer to what is asked of them.
     ///
@@ -734,6 +732,8 @@ impl Observer {
         self.active.plan.shared.has_pages()
     }
 
+    /// Renews the table of pages, if it is time and filters need it. If the process cannot be read, what reads its
+    /// results reports that.
     fn renew_pages_of_filters(&self) {
         if self.active.plan.shared.filters_memory {
             let _ = self.renew_pages();

@@ -214,7 +214,7 @@ impl<'o> ObservationLoop<'o> {
             if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
                 return Ok(Ok(()));
             }
-            let reading = thread_time();
+            let began = thread_time();
             match handler.read(pid, &mut self.observer, Duration::ZERO) {
                 Ok(Some(reading)) => {
                     self.read_at = Some(at);
@@ -223,7 +223,7 @@ impl<'o> ObservationLoop<'o> {
                 Ok(None) => {}
                 Err(error) => return Ok(Err(error)),
             }
-            let took = reading_time([&self.observer], reading);
+            let took = reading_time([&self.observer], began);
             if at >= next {
                 let gaps = Gaps::of(&self.observer);
                 if display.table.is_none() {

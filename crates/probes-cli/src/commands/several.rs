@@ -389,9 +389,9 @@ impl<'o> SeveralObservations<'o> {
             if matches!(wait_end, WaitEnd::Interrupted) || at >= end {
                 return Ok(());
             }
-            let reading = thread_time();
+            let began = thread_time();
             self.read_each(at, last, handler);
-            let took = reading_time(self.each.iter().map(|it| &it.observer), reading);
+            let took = reading_time(self.each.iter().map(|it| &it.observer), began);
             self.observe_forked(handler);
             if self.each.iter().all(|one| one.failed_at.is_some()) {
                 return Ok(());

@@ -213,8 +213,8 @@ impl Arguments<'_> {
     }
 
     /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is not
-    /// static is read only if the record has text, for which the kernel may be asked. The address is computed again before the operand is read: meanwhile, the record may have been overwritten. Uses
-    /// all registers but rbx, rcx and r8.
+    /// static is read only if the record has text, for which the kernel may be asked. The address is computed again before
+    /// the operand is read: meanwhile, the record may have been overwritten. Uses all registers but rbx, rcx and r8.
     fn operand(
         &self,
         a: &mut CodeAssembler,

@@ -58,8 +58,9 @@ pub(super) fn ends(
     ends.emit(a, StartKind::Timed, pointers, context)?;
     a.jmp(over)?;
     a.set_label(&mut untyped)?;
-    ends.count(a, pointers, slot::UNTYPED, |end| {
-        matches!(end, PairEnd::Start(_))
+    ends.count(a, pointers, |end| match end {
+        PairEnd::Start(_) => &[slot::UNTYPED],
+        PairEnd::Stop(_) => &[],
     })?;
     a.set_label(&mut left_out)?;
     ends.emit(a, StartKind::LeftOut, pointers, context)?;
@@ -171,10 +172,10 @@ impl Ends<'_> {
             a.jmp(over)?;
             a.set_label(&mut untyped)?;
             // A start that is left out was not chosen, or is counted as untyped already.
-            self.count(a, pointers, slot::UNTYPED, |end| {
-                starts == StartKind::Timed || matches!(end, PairEnd::Stop(_))
+            self.count(a, pointers, |end| match end {
+                PairEnd::Start(_) if starts == StartKind::LeftOut => &[slot::WITHOUT_KEY],
+                _ => &[slot::WITHOUT_KEY, slot::UNTYPED],
             })?;
-            self.count(a, pointers, slot::WITHOUT_KEY, |_| true)?;
             a.set_label(&mut over)?;
         }
         a.nop()
@@ -230,21 +231,23 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Emits the code that counts a hit in a field of the slots of some of its ends. Leaves the address of the shared data in
+    /// Emits the code that counts a hit in `fields` of the slot of each of its ends. Leaves the address of the shared data in
     /// rbx and the time in rsi.
     fn count(
         self,
         a: &mut CodeAssembler,
         pointers: &Pointers,
-        field: u64,
-        is_counted: impl Fn(&PairEnd) -> bool,
+        fields: impl Fn(PairEnd) -> &'static [u64],
     ) -> Result<(), IcedError> {
         find_shared_and_time(a, pointers)?;
-        for end in self.ends.iter().copied().filter(is_counted) {
+        let counted = self.ends.iter().map(|end| (*end, fields(*end)));
+        for (end, fields) in counted.filter(|(_, fields)| !fields.is_empty()) {
             let mut over = a.create_label();
             find_slot(a, end, pointers.layout, over)?;
             reset_slot_of_exited_thread(a)?;
-            a.inc(word_at(rcx, field))?;
+            for field in fields {
+                a.inc(word_at(rcx, *field))?;
+            }
             a.set_label(&mut over)?;
             // A label needs an instruction.
             a.nop()?;
