@@ -185,10 +185,19 @@ impl RunningProcesses {
     pub(crate) fn of<'t>(
         targets: impl Iterator<Item = &'t Target>,
     ) -> Result<RunningProcesses, Failure> {
-        let mut running = Vec::new();
+        let mut running = RunningProcesses(Vec::new());
+        running.add(targets)?;
+        Ok(running)
+    }
+
+    /// Adds those that have not exited.
+    pub(crate) fn add<'t>(
+        &mut self,
+        targets: impl IntoIterator<Item = &'t Target>,
+    ) -> Result<(), Failure> {
         for target in targets {
             match target.pidfd() {
-                Ok(pidfd) => running.push(pidfd),
+                Ok(pidfd) => self.0.push(pidfd),
                 Err(error) if error.is_gone() => {}
                 Err(error) => {
                     let source = io::Error::other(error.to_string());
@@ -196,7 +205,7 @@ impl RunningProcesses {
                 }
             }
         }
-        Ok(RunningProcesses(running))
+        Ok(())
     }
 }
 

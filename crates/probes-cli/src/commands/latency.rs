@@ -14,7 +14,6 @@ use super::several::{ObservationRequest, why_not_by_caller};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
 use super::untyped::warn_of_times_without_key;
-use super::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -218,10 +217,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 fn display(args: &Args, output: &Output) -> Result<Display, Failure> {
     if args.timed.shows_slow_pairs() {
         // Lines would be erased with a table that is redrawn.
-        return Ok(Display {
-            interval: Some(watch::HITS_INTERVAL),
-            table: None,
-        });
+        return Ok(Display::default());
     }
     Display::new(output, args.interval)
 }
@@ -348,6 +344,10 @@ impl ReadingHandler for LatencyPrinter<'_> {
         }
         let (pairs, functions) = (report.latencies, report.function_latencies);
         LatencyReading::last(pairs, functions, report.keyed_times, &report.counts)
+    }
+
+    fn next_read(&self, observer: &Observer) -> Option<Duration> {
+        self.slow.is_some().then(|| observer.next_read())
     }
 
     fn show(

@@ -20,7 +20,7 @@ use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::progress::LongWork;
-use crate::signals::{TerminationSignals, WaitEnd};
+use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
 
 /// How often a process is read, however seldom readings are shown. If the process exits, the last reading is all there
 /// is.
@@ -199,8 +199,9 @@ impl<'o> ObservationLoop<'o> {
         handler: &mut H,
     ) -> Result<probes_lib::Result<()>, Failure> {
         let pid = self.target.pid();
-        let interval = display.interval.unwrap_or(Duration::MAX);
+        let mut running = RunningProcesses::of(iter::once(&self.target))?;
         let end = self.duration.unwrap_or(Duration::MAX);
+        let mut interval = display.next_read(handler, [&self.observer]);
         let mut next = interval;
         // Read often even if results are shown rarely: if the process exits, or another observer
         // takes over, the last reading is all there is.
@@ -209,7 +210,7 @@ impl<'o> ObservationLoop<'o> {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
             let signals = self.interruptible.signals();
-            let wait_end = signals.wait(iter::once(&self.target), left)?;
+            let wait_end = signals.wait_for(&mut running, left)?;
             let at = self.begun.elapsed();
             if !matches!(wait_end, WaitEnd::Timeout) || at >= end {
                 return Ok(Ok(()));
@@ -224,6 +225,7 @@ impl<'o> ObservationLoop<'o> {
                 Err(error) => return Ok(Err(error)),
             }
             let took = reading_time([&self.observer], began);
+            interval = display.next_read(handler, [&self.observer]);
             if at >= next {
                 let gaps = Gaps::of(&self.observer);
                 if display.table.is_none() {

@@ -43,6 +43,12 @@ pub(super) trait ReadingHandler {
     /// Returns the last reading of a process, whose observation has been removed.
     fn last(&mut self, pid: i32, report: ObservationReport, lead: Duration) -> Self::Reading;
 
+    /// How long to wait before the processes are read and shown again, if that is not at the intervals of the
+    /// [`Display`].
+    fn next_read(&self, _observer: &Observer) -> Option<Duration> {
+        None
+    }
+
     /// Shows the readings: after each time that the processes were read, also if nothing was new.
     fn show(
         &mut self,
@@ -81,8 +87,9 @@ impl<T> ShownReadings<'_, T> {
 }
 
 /// How often the figures so far are shown, and whether as a table that is redrawn.
+#[derive(Default)]
 pub(super) struct Display {
-    /// `None` if they are shown only in the end.
+    /// `None` if they are shown only in the end, or as often as [`ReadingHandler::next_read`] says.
     pub(super) interval: Option<Duration>,
     pub(super) table: Option<RedrawnTable>,
 }
@@ -96,6 +103,17 @@ impl Display {
             interval: interval.or(is_redrawn.then_some(REDRAW_INTERVAL)),
             table: is_redrawn.then(RedrawnTable::new).transpose()?,
         })
+    }
+
+    /// How long to wait before the processes of these observers are read and shown again.
+    pub(super) fn next_read<'o>(
+        &self,
+        handler: &impl ReadingHandler,
+        observers: impl IntoIterator<Item = &'o Observer>,
+    ) -> Duration {
+        let each = observers.into_iter().map(|one| handler.next_read(one));
+        let first = each.flatten().min();
+        first.or(self.interval).unwrap_or(Duration::MAX)
     }
 }
 

@@ -25,7 +25,7 @@ use crate::failure::{Failure, exit_or_exec};
 use crate::flags::ForkedFlag;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::signals::{TerminationSignals, WaitEnd};
+use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
 
 /// Why callers are not distinguished if there may be several processes, or they are distinguished `by_pid`.
 pub(super) fn why_not_by_caller(by_pid: bool) -> &'static str {
@@ -367,6 +367,12 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
+    /// How long to wait before the processes are read and shown again.
+    fn next_read(&self, display: &Display, handler: &impl ReadingHandler) -> Duration {
+        let running = self.each.iter().filter(|one| one.failed_at.is_none());
+        display.next_read(handler, running.map(|one| &one.observer))
+    }
+
     /// Reads and shows until the observation is over.
     fn read_repeatedly<H: ReadingHandler>(
         &mut self,
@@ -374,17 +380,16 @@ impl<'o> SeveralObservations<'o> {
         last: &mut Vec<(i32, H::Reading)>,
         handler: &mut H,
     ) -> Result<(), Failure> {
-        let interval = display.interval.unwrap_or(Duration::MAX);
+        let mut running = RunningProcesses::of(self.targets.iter())?;
         let end = self.request.duration.unwrap_or(Duration::MAX);
+        let mut interval = self.next_read(display, handler);
         let mut next = interval;
         let mut reading_at = reading_after(Duration::ZERO, interval, Duration::ZERO);
         loop {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(self.begun.elapsed());
-            let running = self.each.iter().zip(&self.targets);
-            let running = running.filter(|(one, _)| one.failed_at.is_none());
-            let running = running.map(|(_, target)| target);
-            let wait_end = self.interruptible.signals().wait(running, left)?;
+            let signals = self.interruptible.signals();
+            let wait_end = signals.wait_for(&mut running, left)?;
             let at = self.begun.elapsed();
             if matches!(wait_end, WaitEnd::Interrupted) || at >= end {
                 return Ok(());
@@ -392,7 +397,10 @@ impl<'o> SeveralObservations<'o> {
             let began = thread_time();
             self.read_each(at, last, handler);
             let took = reading_time(self.each.iter().map(|it| &it.observer), began);
+            let known = self.targets.len();
             self.observe_forked(handler);
+            running.add(&self.targets[known..])?;
+            interval = self.next_read(display, handler);
             if self.each.iter().all(|one| one.failed_at.is_some()) {
                 return Ok(());
             }

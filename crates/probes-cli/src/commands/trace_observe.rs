@@ -22,7 +22,7 @@ use super::trace_collector::CollectorReader;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::until_exit::{Waiter, wait_and_record};
 use super::wait::Wait;
-use super::watch::{self, HitPrinter, note_unknown_arguments};
+use super::watch::{HitPrinter, note_unknown_arguments};
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
@@ -595,7 +595,9 @@ impl<'l> ObservationPrinter<'l> {
     ) -> Option<probes_lib::Error> {
         let mut checked = Instant::now();
         let mut shows_hits = self.wanted.shows_records();
-        while waiter.exited.recv_timeout(self.read_interval()) == Err(RecvTimeoutError::Timeout) {
+        while waiter.exited.recv_timeout(self.read_interval(observer))
+            == Err(RecvTimeoutError::Timeout)
+        {
             if shows_hits {
                 let shown = self.show_hits(observer);
                 shows_hits = shown.is_ok();
@@ -619,9 +621,9 @@ impl<'l> ObservationPrinter<'l> {
             .update(&self.output.messages, &Gaps::of(observer));
     }
 
-    fn read_interval(&self) -> Duration {
+    fn read_interval(&self, observer: &Observer) -> Duration {
         if self.wanted.shows_records() {
-            watch::HITS_INTERVAL
+            observer.next_read()
         } else {
             observe_loop::COUNTS_INTERVAL
         }

@@ -27,10 +27,6 @@ use crate::output::{self, Format, FunctionSources, Hits, Missing, ProcessHit, Wa
 use crate::text::{number_of, number_that_were};
 use reservoir::Reservoir;
 
-/// How often hits are read: fewer hits come in this time than the ring in the process holds, up to
-/// some millions a second.
-pub(super) const HITS_INTERVAL: Duration = Duration::from_millis(2);
-
 /// How often the numbers of hits that were lost or skipped are reported.
 const REPORT_INTERVAL: Duration = SECOND;
 
@@ -184,7 +180,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         watched,
         printer: HitPrinter::of(args, hits, &output),
     };
-    let mut outcome = active.run(DISPLAY, &mut watcher);
+    let mut outcome = active.run(Display::default(), &mut watcher);
     if outcome.output_was_read {
         let failures = &mut outcome.failures;
         failures.add(watcher.printer.show_rest());
@@ -192,12 +188,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     outcome.finish(&output.messages)
 }
-
-/// Hits are shown as they are read, below each other.
-const DISPLAY: Display = Display {
-    interval: Some(HITS_INTERVAL),
-    table: None,
-};
 
 /// Reads and shows hits.
 struct Watcher<'w> {
@@ -225,6 +215,10 @@ impl ReadingHandler for Watcher<'_> {
 
     fn last(&mut self, pid: i32, report: ObservationReport, _: Duration) {
         self.printer.add(pid, report.events);
+    }
+
+    fn next_read(&self, observer: &Observer) -> Option<Duration> {
+        Some(observer.next_read())
     }
 
     fn show(

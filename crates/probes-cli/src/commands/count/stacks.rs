@@ -9,7 +9,6 @@ use probes_lib::{Events, ObservationReport, Observer, Stacks};
 use crate::commands::observed_processes::ObservedProcesses;
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::report_file::ReportFile;
-use crate::commands::watch;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -49,11 +48,7 @@ impl StackCounting {
         active: ObservedProcesses<'_>,
         output: &Output,
     ) -> Result<(), Failure> {
-        let display = Display {
-            interval: Some(watch::HITS_INTERVAL),
-            table: None,
-        };
-        let mut outcome = active.run(display, &mut self);
+        let mut outcome = active.run(Display::default(), &mut self);
         let mut counted = self.counted;
         counted.finish(outcome.lasted);
         outcome.print(output, counted.text(output.format, self.top));
@@ -95,6 +90,10 @@ impl ReadingHandler for StackCounting {
 
     fn last(&mut self, _: i32, report: ObservationReport, _: Duration) {
         self.add(&report.events);
+    }
+
+    fn next_read(&self, observer: &Observer) -> Option<Duration> {
+        Some(observer.next_read())
     }
 
     fn show(

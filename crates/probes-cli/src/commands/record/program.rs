@@ -26,7 +26,7 @@ use crate::commands::step_failures::{StepFailures, report_failures};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
 use crate::commands::until_exit::{Waiter, wait_and_record};
 use crate::commands::wait::Wait;
-use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
+use crate::commands::watch::note_unknown_arguments;
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::hint::CommandTarget;
@@ -224,7 +224,7 @@ impl ProgramRecorder<'_> {
         let mut checked = Duration::ZERO;
         loop {
             let left = end.saturating_sub(self.begun.elapsed());
-            let waited = waiter.exited.recv_timeout(HITS_INTERVAL.min(left));
+            let waited = waiter.exited.recv_timeout(observer.next_read().min(left));
             let at = self.begun.elapsed();
             if waited != Err(RecvTimeoutError::Timeout) || at >= end {
                 return Ok(());

@@ -22,7 +22,7 @@ use crate::commands::opened_events::{
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::step_failures::StepFailures;
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
-use crate::commands::watch::{HITS_INTERVAL, note_unknown_arguments};
+use crate::commands::watch::note_unknown_arguments;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -33,6 +33,9 @@ use crate::output::{
 };
 use crate::signals::TerminationSignals;
 use crate::text::{Escaped, number_that_were};
+
+/// How often waits are read if nothing else is.
+const WAITS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What is read of a process, and the time line that is made of it.
 pub(super) struct Recording<'r> {
@@ -84,6 +87,12 @@ impl ReadingHandler for Recorder<'_, '_> {
 
     fn last(&mut self, _: i32, report: ObservationReport, _: Duration) {
         self.rest = report.events;
+    }
+
+    fn next_read(&self, observer: &Observer) -> Option<Duration> {
+        let events = self.recording.events.as_ref();
+        let of_events = events.map(|it| it.events.next_read());
+        of_events.into_iter().chain([observer.next_read()]).min()
     }
 
     fn show(
@@ -167,10 +176,6 @@ impl<'r> Recording<'r> {
             warn_of_missing_exits(&output.messages, active.observer());
             note_unknown_arguments(&output.messages, active.observer(), recorded.calls());
         }
-        let display = Display {
-            interval: Some(HITS_INTERVAL),
-            table: None,
-        };
         let switches_on = active.observer().switches_events_on();
         let mut are_awaited = recorded.gc;
         if recorded.gc && !switches_on {
@@ -186,7 +191,7 @@ impl<'r> Recording<'r> {
             is_wait_said: false,
             rest: Events::default(),
         };
-        let outcome = active.run(display, &mut recorder);
+        let outcome = active.run(Display::default(), &mut recorder);
         let (are_awaited, rest) = (recorder.are_awaited, recorder.rest);
         if switches_on {
             let events = self.events.as_ref();
@@ -390,7 +395,7 @@ impl EventHandler for Recording<'_> {
 
     fn next_read(&self) -> Duration {
         let opened = self.events.as_ref();
-        opened.map_or(HITS_INTERVAL, |it| it.events.next_read())
+        opened.map_or(WAITS_INTERVAL, |it| it.events.next_read())
     }
 
     fn read(&mut self) -> Result<(), Failure> {

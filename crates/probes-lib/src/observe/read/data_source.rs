@@ -27,7 +27,8 @@ pub(crate) enum DataSource<'d> {
 /// Data in the memory of a process.
 pub(crate) struct ProcessData<'d> {
     pub(crate) pid: i32,
-    pub(crate) memory: &'d ProcessMemory,
+    /// `None` if only several pieces at once are read: it takes longer to open it than to read them.
+    pub(crate) memory: Option<&'d ProcessMemory>,
     /// Those of the observation.
     pub(crate) arenas: &'d [Arena],
 }
@@ -35,7 +36,10 @@ pub(crate) struct ProcessData<'d> {
 impl ReadMemory for DataSource<'_> {
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
         match self {
-            DataSource::Process(data) => data.memory.read(at, bytes),
+            DataSource::Process(data) => match data.memory {
+                Some(memory) => memory.read(at, bytes),
+                None => Err(io::ErrorKind::UnexpectedEof.into()),
+            },
             DataSource::Shared(data) => data.read(at, bytes),
         }
     }
@@ -288,7 +292,7 @@ mod tests {
             let arenas = [arena.clone()];
             let data = ProcessData {
                 pid: target.pid(),
-                memory: &memory,
+                memory: Some(&memory),
                 arenas: &arenas,
             };
             let mut bytes = vec![0; 3000];

@@ -217,6 +217,19 @@ const STARTUP_TIME: Duration = Duration::from_secs(1);
 /// How long the table of readable pages is valid, from when the mappings were read.
 pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
 
+/// How long after a reading the next one should be while hits come.
+const READ_INTERVAL: Duration = Duration::from_millis(2);
+
+/// The same at most if none has come for [`QUIET_TIME`].
+const QUIET_INTERVAL: Duration = Duration::from_millis(10);
+const QUIET_TIME: Duration = Duration::from_millis(100);
+
+/// How long it then takes a thread at least to have a hit: a ring has to have room for those of the time between readings.
+const QUIET_HIT: Duration = Duration::from_micros(2);
+
+/// For how long only the heads of the rings are read, if they have no new records.
+const FULL_READ_INTERVAL: Duration = Duration::from_millis(50);
+
 /// How many kinds of custom blocks are remembered at most: more than any program has.
 const MAX_KINDS: usize = 1024;
 
@@ -241,6 +254,10 @@ pub(crate) struct EventReader {
     slow_from: Duration,
     begun: Instant,
     renewed: Instant,
+    /// When a reading had records.
+    recorded: Instant,
+    /// When more was read than the heads of the rings.
+    read: Instant,
     /// Whether threads have set themselves seccomp filters.
     pub(crate) own_filters: FilterWatch,
     /// Of calls that could not be recorded, because no registers could be saved.
@@ -400,6 +417,8 @@ impl EventReader {
             slow_from: plan.slow_from,
             begun: Instant::now(),
             renewed: Instant::now(),
+            recorded: Instant::now(),
+            read: Instant::now(),
             own_filters: FilterWatch::default(),
             lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
             untyped: plan.points.iter().any(is_filtered).then(|| {
@@ -407,6 +426,17 @@ impl EventReader {
             }),
             skipped: SkippedHits::of(plan, arenas),
         }
+    }
+
+    /// Returns no events if nothing has come, as far as the rings tell: it is not checked whether the process is still
+    /// observed. `None` if there are events, or it is time to look at everything.
+    pub(crate) fn read_nothing(&self, source: &impl ReadMemory) -> Option<Events> {
+        let is_due = self.read.elapsed() >= FULL_READ_INTERVAL;
+        let has_nothing = !is_due && self.rings.have_nothing_new(source);
+        has_nothing.then(|| Events {
+            untyped: self.untyped.as_ref().map(|_| 0),
+            ..Events::default()
+        })
     }
 
     /// Reads the new events from `source`; `is_over` says that no trampoline writes any more. `memory` is
@@ -427,6 +457,10 @@ impl EventReader {
             let (pid, at) = (process.pid(), self.rings.shared);
             Error::of_read(pid, MemoryPart::ObservationData, at, source)
         })?;
+        self.read = Instant::now();
+        if !records.bytes.is_empty() {
+            self.recorded = self.read;
+        }
         // If the process has just exited, the records that were read still count; the next call fails.
         let is_optional = !is_over && !records.bytes.is_empty();
         let or_later = |read: Result<u64>| match read {
@@ -571,6 +605,16 @@ impl EventReader {
         // A thread that has exited is not found. Its id is looked for again only after the table of
         // pages is renewed.
         *self.threads.entry(tid).or_insert(None)
+    }
+
+    /// See [`Observer::next_read`](crate::Observer::next_read).
+    pub(crate) fn next_read(&self) -> Duration {
+        if self.recorded.elapsed() < QUIET_TIME {
+            return READ_INTERVAL;
+        }
+        let records = u32::try_from(self.layout.records()).unwrap_or(u32::MAX);
+        let until_full = QUIET_HIT.saturating_mul(records);
+        until_full.clamp(READ_INTERVAL, QUIET_INTERVAL)
     }
 
     /// Returns whether it is time, at `now`, to renew the table of readable pages. At the beginning
@@ -800,6 +844,33 @@ mod tests {
             bytes[*at as usize..][..8].copy_from_slice(&word.to_le_bytes());
         }
         bytes
+    }
+
+    #[test]
+    fn quiet_rings_are_read_less_often() {
+        let mut reader = reader(ThreadIds::Unknown);
+        assert_eq!(reader.next_read(), READ_INTERVAL);
+        reader.recorded -= QUIET_TIME;
+        assert_eq!(reader.layout.records(), 4096);
+        assert_eq!(reader.next_read(), 4096 * QUIET_HIT);
+        reader.layout.record_len = 64;
+        assert_eq!(reader.next_read(), QUIET_INTERVAL);
+        // Rings with less room.
+        reader.layout.record_len = 1 << 16;
+        assert_eq!(reader.next_read(), READ_INTERVAL);
+    }
+
+    #[test]
+    fn nothing_is_read_for_a_time_only() {
+        let mut reader = reader(ThreadIds::Unknown);
+        let rings = vec![0; reader.layout.ring(GROUPS) as usize];
+        let source = SliceMemory::new([(BASE.0, rings)]);
+        assert!(reader.read_nothing(&source).is_some());
+        reader.read -= FULL_READ_INTERVAL;
+        assert!(reader.read_nothing(&source).is_none());
+        reader.read = Instant::now();
+        let unreadable = SliceMemory::new([]);
+        assert!(reader.read_nothing(&unreadable).is_none());
     }
 
     #[test]

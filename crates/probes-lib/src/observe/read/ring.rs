@@ -60,8 +60,9 @@ impl Rings {
         if self.layout.record_len == 0 {
             return Ok(records);
         }
-        for group in 0..GROUPS {
-            match self.read_ring(memory, group, is_over, &mut records) {
+        let heads = self.heads(memory)?;
+        for (group, head) in heads.into_iter().enumerate() {
+            match self.read_ring(memory, (group, head), is_over, &mut records) {
                 Err(error) if is_over || records.bytes.is_empty() => return Err(error),
                 Err(_) => break,
                 Ok(()) => {}
@@ -71,14 +72,20 @@ impl Rings {
         Ok(records)
     }
 
+    /// Returns whether there are no new records, and none is awaited.
+    pub(crate) fn have_nothing_new(&self, memory: &impl ReadMemory) -> bool {
+        let is_awaited = self.layout.record_len == 0 || self.waiting.iter().any(Option::is_some);
+        !is_awaited && self.heads(memory).is_ok_and(|heads| heads == self.next)
+    }
+
+    /// Reads the new records of the ring of a group, with its head.
     fn read_ring(
         &mut self,
         memory: &impl ReadMemory,
-        group: usize,
+        (group, head): (usize, u64),
         is_over: bool,
         records: &mut Records,
     ) -> io::Result<()> {
-        let head = self.head(memory, group)?;
         let room = self.layout.records();
         let next = self.next[group];
         // A head only grows: one that is smaller has been overwritten by the program.
@@ -136,6 +143,16 @@ impl Rings {
     /// Returns the address of a ring.
     fn ring(&self, group: usize) -> LiveAddr {
         self.shared.plus(self.layout.ring(group))
+    }
+
+    /// Reads the heads of all rings.
+    fn heads(&self, memory: &impl ReadMemory) -> io::Result<[u64; GROUPS]> {
+        let mut heads = [[0; 8]; GROUPS];
+        let groups = heads.iter_mut().enumerate();
+        let pieces = groups.map(|(group, head)| (self.ring(group), &mut head[..]));
+        let read = memory.read_pieces(&mut pieces.collect::<Vec<_>>());
+        read.map_err(|(_, error)| error)?;
+        Ok(heads.map(u64::from_le_bytes))
     }
 
     /// Reads the head of a ring: how many records have been claimed.
@@ -232,6 +249,19 @@ mod tests {
             }
             Ok(())
         }
+
+        /// One read: of the heads.
+        fn read_pieces(
+            &self,
+            pieces: &mut [(LiveAddr, &mut [u8])],
+        ) -> Result<(), (LiveAddr, io::Error)> {
+            let (last, others) = pieces.split_last_mut().unwrap();
+            for (at, bytes) in others {
+                let start = (at.0 - BASE.0) as usize;
+                bytes.copy_from_slice(&self.bytes.borrow()[start..start + bytes.len()]);
+            }
+            self.read(last.0, last.1).map_err(|error| (last.0, error))
+        }
     }
 
     fn memory() -> Memory {
@@ -282,13 +312,33 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_new_until_a_record_is_claimed() {
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        assert!(rings.have_nothing_new(&memory));
+        hit(&mut memory.bytes.borrow_mut(), 3, 10);
+        assert!(!rings.have_nothing_new(&memory));
+        rings.read(&memory, false).unwrap();
+        assert!(rings.have_nothing_new(&memory));
+        let late = claim(&mut memory.bytes.borrow_mut(), 0);
+        for _ in 0..2 {
+            assert!(!rings.have_nothing_new(&memory));
+            rings.read(&memory, false).unwrap();
+        }
+        complete(&mut memory.bytes.borrow_mut(), 0, late, 20);
+        assert!(!rings.have_nothing_new(&memory));
+        assert_eq!(times(&rings.read(&memory, false).unwrap()), [20]);
+        assert!(rings.have_nothing_new(&memory));
+    }
+
+    #[test]
     fn records_before_an_error_are_returned() {
-        /// Memory of which the rings from this group on cannot be read.
+        /// Memory of which the records of the groups from this one on cannot be read, but their heads.
         struct CutMemory(Memory, usize);
 
         impl ReadMemory for CutMemory {
             fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
-                if at.0 >= BASE.0 + LAYOUT.ring(self.1) {
+                if at.0 >= BASE.0 + LAYOUT.ring(self.1) && bytes.len() > 8 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
                 self.0.read(at, bytes)
