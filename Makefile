@@ -11,7 +11,7 @@ RELEASE = $(or $(CARGO_TARGET_DIR),target)
 
 # Builds with fault injection have a directory of their own, so that none is mistaken for a normal one.
 FAULTS = --target-dir target/chaos --features fault-injection
-CHAOS = $(FAULTS) -p probes-cli --test chaos -- --nocapture --test-threads=1
+CHAOS = $(FAULTS) --workspace --test chaos -- --nocapture --test-threads=1
 
 all: setup-tests
 	cargo build --release
