@@ -62,6 +62,35 @@ fn words_of_c_are_numbers_and_text() {
     }
 }
 
+// promise: Functions: Arguments and results of C that do not fill their registers are shown, and compared, with their size and sign
+//    if debugging information tells these (2 programs)
+#[test]
+fn narrow_numbers_have_their_size_and_sign() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let tool = watching("-fn narrow -results", target.pid());
+        target.ask("narrow 3", "passed");
+        let run = tool.end();
+        let expected = ["narrow -16 4294867296 -3 65533 -2 1", "narrow returns -34487"].repeat(3);
+        assert_eq!(run.answer().lines().collect::<Vec<_>>(), expected);
+        let all = "arg0==-16&&arg1==4294867296&&arg2==-3&&arg3==65533&&arg4==-2&&arg5==1";
+        for (flags, expected) in [
+            (format!("-fn narrow -where {all}"), "narrow untyped 0"),
+            ("-fn narrow -by arg0+arg1,arg4".to_owned(), "4294867280 -2"),
+        ] {
+            let tool = observing("count", &flags, target.pid());
+            target.ask("narrow 3", "passed");
+            let answer = tool.end().answer();
+            let fields: Vec<&str> = answer.lines().next().unwrap().splitn(3, ' ').collect();
+            assert_eq!([fields[0], fields[2]], ["3", expected], "{flags}");
+        }
+        let tool = observing("hist", "-fn narrow -of retval -json", target.pid());
+        target.ask("narrow 3", "passed");
+        let json = object(&tool.end().answer());
+        assert_eq!(json["histograms"][0]["max"], -34487, "{json}");
+    }
+}
+
 #[test]
 fn arguments_are_shown_as_far_as_known() {
     for file in fixture_forms("passing") {

@@ -1,6 +1,7 @@
-//! How many arguments functions of C, C++ and Rust are passed in general registers, as the debugging information
+//! What functions of C, C++ and Rust are passed in general registers, and return there, as the debugging information
 //! (DWARF) says.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
 use gimli::{
@@ -16,23 +17,84 @@ const MAX_REFERENCES: usize = 16;
 
 type DebugEntry<'e, 'd> = DebuggingInformationEntry<'e, 'e, DwarfBytes<'d>>;
 
+/// What a function is passed in general registers, and what it returns in one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Signature {
+    /// There may be more than there are registers.
+    pub(crate) arguments: Vec<RegisterValue>,
+    /// A word if it has no result, or one elsewhere.
+    pub(crate) result: RegisterValue,
+}
+
+/// A value in a general register, of which other bits are not defined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegisterValue {
+    /// How many bytes it has: 1, 2, 4 or 8.
+    pub(crate) size: u8,
+    /// Whether it may be negative; not known of 8 bytes, which may be a pointer.
+    pub(crate) signed: bool,
+}
+
+impl RegisterValue {
+    /// Of 8 bytes.
+    pub(crate) const WORD: RegisterValue = RegisterValue {
+        size: 8,
+        signed: false,
+    };
+
+    /// Of a size in bytes, if a value of that size can be.
+    fn of(size: u64, signed: bool) -> Option<RegisterValue> {
+        match size {
+            1 | 2 | 4 => Some(RegisterValue {
+                size: size as u8,
+                signed,
+            }),
+            3 | 5..=8 => Some(RegisterValue::WORD),
+            _ => None,
+        }
+    }
+}
+
+impl Default for RegisterValue {
+    fn default() -> RegisterValue {
+        RegisterValue::WORD
+    }
+}
+
+impl Signature {
+    /// Combines those of two functions at one address; `None` if they have different numbers of arguments.
+    fn merge(mut self, other: Signature) -> Option<Signature> {
+        if self.arguments.len() != other.arguments.len() {
+            return None;
+        }
+        let merge = |one: &mut RegisterValue, other| {
+            if *one != other {
+                *one = RegisterValue::WORD;
+            }
+        };
+        for (one, other) in self.arguments.iter_mut().zip(other.arguments) {
+            merge(one, other);
+        }
+        merge(&mut self.result, other.result);
+        Some(self)
+    }
+}
+
 /// Where a value is passed (psABI 3.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Passed {
-    /// In a general register.
-    General,
+    General(RegisterValue),
     /// In a vector register, or on the stack.
     Elsewhere,
     /// Not determined: a structure, which is classified by its members, or a type that is not read here.
     Unknown,
 }
 
-/// Returns how many arguments these functions are passed in general registers, which may be more than there are
-/// registers. Functions for which this is not known are left out.
+/// Returns what these functions are passed in general registers. Functions for which this is not known are left out.
 pub(crate) fn in_general_registers(
     elf: &ElfFile,
     functions: &HashSet<FileAddr>,
-) -> HashMap<FileAddr, usize> {
+) -> HashMap<FileAddr, Signature> {
     read(|id| elf.debug_section(id).unwrap_or_default(), functions)
 }
 
@@ -40,7 +102,7 @@ pub(crate) fn in_general_registers(
 fn read(
     section: impl Fn(SectionId) -> Vec<u8>,
     functions: &HashSet<FileAddr>,
-) -> HashMap<FileAddr, usize> {
+) -> HashMap<FileAddr, Signature> {
     let Ok(sections) = DwarfSections::load(|id| Ok::<_, gimli::Error>(section(id))) else {
         return HashMap::new();
     };
@@ -59,7 +121,9 @@ fn read(
         }
     }
     let known = found.into_iter();
-    known.filter_map(|(at, count)| Some((at, count?))).collect()
+    known
+        .filter_map(|(at, signature)| Some((at, signature?)))
+        .collect()
 }
 
 /// A compilation unit.
@@ -73,8 +137,8 @@ struct Subprogram {
     address: FileAddr,
     /// How deep its entry is in the tree.
     depth: isize,
-    /// How many are passed in general registers; `None` if that is not known.
-    count: Option<usize>,
+    /// `None` if it is not known.
+    signature: Option<Signature>,
 }
 
 impl DwarfUnit<'_, '_> {
@@ -94,13 +158,26 @@ impl DwarfUnit<'_, '_> {
         !has_ranges
     }
 
-    /// Adds the functions of the unit that are in `functions`, with `None` if their count is not known.
-    fn read(&self, functions: &HashSet<FileAddr>, found: &mut HashMap<FileAddr, Option<usize>>) {
+    /// Adds the functions of the unit that are in `functions`, with `None` if their signature is not known.
+    fn read(
+        &self,
+        functions: &HashSet<FileAddr>,
+        found: &mut HashMap<FileAddr, Option<Signature>>,
+    ) {
         let mut add = |function: Subprogram| {
-            let known = found.entry(function.address).or_insert(function.count);
-            // Two functions at one address, which the linker has merged.
-            if *known != function.count {
-                *known = None;
+            let Subprogram {
+                address, signature, ..
+            } = function;
+            match found.entry(address) {
+                Entry::Vacant(entry) => {
+                    entry.insert(signature);
+                }
+                // Two functions at one address, which the linker has merged.
+                Entry::Occupied(mut entry) => {
+                    let known = entry.get_mut();
+                    let merged = known.take().zip(signature);
+                    *known = merged.and_then(|(one, other)| one.merge(other));
+                }
             }
         };
         let mut function: Option<Subprogram> = None;
@@ -114,22 +191,31 @@ impl DwarfUnit<'_, '_> {
             match (&mut function, entry.tag()) {
                 (Some(outer), constants::DW_TAG_formal_parameter) if depth == outer.depth + 1 => {
                     let passed = self.type_of(entry).map(|it| self.passed(it));
-                    outer.count = match passed {
-                        Some(Passed::General) => outer.count.map(|count| count + 1),
-                        Some(Passed::Elsewhere) => outer.count,
-                        Some(Passed::Unknown) | None => None,
-                    };
+                    match (passed, &mut outer.signature) {
+                        (Some(Passed::General(value)), Some(signature)) => {
+                            signature.arguments.push(value);
+                        }
+                        (Some(Passed::Elsewhere), _) => {}
+                        _ => outer.signature = None,
+                    }
                 }
                 (None, constants::DW_TAG_subprogram) => {
                     let address = self.address(entry).map(FileAddr);
                     if let Some(address) = address.filter(|it| functions.contains(it)) {
                         // The address for a result in memory is passed in a general register as well.
                         let result = self.type_of(entry).map(|it| self.passed(it));
-                        let is_known = result != Some(Passed::Unknown);
+                        let result = match result {
+                            Some(Passed::General(value)) => Some(value),
+                            Some(Passed::Elsewhere) | None => Some(RegisterValue::WORD),
+                            Some(Passed::Unknown) => None,
+                        };
                         function = Some(Subprogram {
                             address,
                             depth,
-                            count: is_known.then_some(0),
+                            signature: result.map(|result| Signature {
+                                arguments: Vec::new(),
+                                result,
+                            }),
                         });
                     }
                 }
@@ -184,9 +270,17 @@ impl DwarfUnit<'_, '_> {
             match entry.tag() {
                 constants::DW_TAG_pointer_type
                 | constants::DW_TAG_reference_type
-                | constants::DW_TAG_rvalue_reference_type
-                | constants::DW_TAG_enumeration_type => return Passed::General,
+                | constants::DW_TAG_rvalue_reference_type => {
+                    return Passed::General(RegisterValue::WORD);
+                }
                 constants::DW_TAG_base_type => return passed_as_base(&entry),
+                constants::DW_TAG_enumeration_type => {
+                    match self.reference(&entry, constants::DW_AT_type) {
+                        Some(next) => at = next,
+                        // Its values may be negative.
+                        None => return Passed::General(RegisterValue::WORD),
+                    }
+                }
                 constants::DW_TAG_typedef
                 | constants::DW_TAG_const_type
                 | constants::DW_TAG_volatile_type
@@ -206,8 +300,8 @@ impl DwarfUnit<'_, '_> {
 
 /// Returns where values of a base type are passed.
 fn passed_as_base(entry: &DebugEntry<'_, '_>) -> Passed {
-    let len = entry.attr_value(constants::DW_AT_byte_size).ok().flatten();
-    let len = len.and_then(|it| it.udata_value());
+    let size = entry.attr_value(constants::DW_AT_byte_size).ok().flatten();
+    let size = size.and_then(|it| it.udata_value()).unwrap_or(0);
     let encoding = entry.attr_value(constants::DW_AT_encoding).ok().flatten();
     let Some(AttributeValue::Encoding(encoding)) = encoding else {
         return Passed::Unknown;
@@ -216,17 +310,16 @@ fn passed_as_base(entry: &DebugEntry<'_, '_>) -> Passed {
         constants::DW_ATE_float | constants::DW_ATE_complex_float => Passed::Elsewhere,
         constants::DW_ATE_address
         | constants::DW_ATE_boolean
-        | constants::DW_ATE_signed
-        | constants::DW_ATE_signed_char
         | constants::DW_ATE_unsigned
         | constants::DW_ATE_unsigned_char
-        | constants::DW_ATE_UTF
-            if len.is_some_and(|len| (1..=8).contains(&len)) =>
-        {
-            Passed::General
-        }
+        | constants::DW_ATE_UTF => general(size, false),
+        constants::DW_ATE_signed | constants::DW_ATE_signed_char => general(size, true),
         _ => Passed::Unknown,
     }
+}
+
+fn general(size: u64, signed: bool) -> Passed {
+    RegisterValue::of(size, signed).map_or(Passed::Unknown, Passed::General)
 }
 
 #[cfg(test)]
@@ -239,7 +332,7 @@ mod tests {
     use crate::testing::properties;
 
     #[test]
-    fn arguments_in_general_registers_are_counted() {
+    fn arguments_in_general_registers_are_known() {
         for file in fixture_forms("passing") {
             let elf = ElfFile::open(&file).unwrap();
             let functions = Functions::of_file(&file).unwrap();
@@ -247,21 +340,61 @@ mod tests {
                 let glob = crate::FunctionSelector::Glob(name.parse().unwrap());
                 functions.select(&[glob]).unwrap()[0].function.range().start
             };
-            let expected = [
-                ("numbers", Some(6)),
-                ("texts", Some(6)),
-                ("floats", Some(1)),
-                ("scales", Some(1)),
-                ("takes", Some(1)),
+            // Of each argument, then of the result: its size, negative if it may be.
+            type Sizes = (&'static [i8], i8);
+            let expected: [(&str, Option<Sizes>); 8] = [
+                ("numbers", Some((&[-4, 8, 8, -2, -1, 8], 8))),
+                ("texts", Some((&[8, 8, 8, 8, 8, -4], 8))),
+                ("narrow", Some((&[-4, 4, -2, 2, -1, 1], -4))),
+                ("floats", Some((&[-4], 8))),
+                ("scales", Some((&[-4], 8))),
+                ("takes", Some((&[8], 8))),
                 ("pairs", None),
                 ("pair", None),
             ];
             let addresses = expected.map(|(name, _)| address(name));
             let found = in_general_registers(&elf, &addresses.into_iter().collect());
-            for ((name, count), at) in expected.into_iter().zip(addresses) {
-                assert_eq!(found.get(&at).copied(), count, "{name}");
+            let value = |size: i8| RegisterValue {
+                size: size.unsigned_abs(),
+                signed: size < 0,
+            };
+            for ((name, expected), at) in expected.into_iter().zip(addresses) {
+                let signature = expected.map(|(arguments, result)| Signature {
+                    arguments: arguments.iter().map(|it| value(*it)).collect(),
+                    result: value(result),
+                });
+                assert_eq!(found.get(&at), signature.as_ref(), "{name}");
             }
         }
+    }
+
+    #[test]
+    fn merged_functions_have_what_both_have() {
+        let value = |size, signed| RegisterValue { size, signed };
+        let (int, byte) = (value(4, true), value(1, false));
+        let of = |arguments: &[RegisterValue], result| Signature {
+            arguments: arguments.to_vec(),
+            result,
+        };
+        let merged = of(&[int, byte], int).merge(of(&[int, int], byte));
+        let word = RegisterValue::WORD;
+        assert_eq!(merged, Some(of(&[int, word], word)));
+        assert_eq!(of(&[int], int).merge(of(&[], int)), None);
+    }
+
+    #[test]
+    fn values_of_odd_sizes_are_words() {
+        for (size, expected) in [
+            (0, None),
+            (1, Some(1)),
+            (2, Some(2)),
+            (3, Some(8)),
+            (4, Some(4)),
+        ] {
+            assert_eq!(RegisterValue::of(size, false).map(|it| it.size), expected);
+        }
+        assert_eq!(RegisterValue::of(8, true), Some(RegisterValue::WORD));
+        assert_eq!(RegisterValue::of(16, false), None);
     }
 
     proptest! {

@@ -963,6 +963,7 @@ mod tests {
                 is_ocaml: false,
                 sample: None,
                 formats: Vec::new(),
+                result_format: Default::default(),
                 arguments: vec![
                     ArgumentSource::Register(Register::RAX),
                     ArgumentSource::on_stack(8),

@@ -204,8 +204,11 @@ pub(crate) struct WatchRole {
     /// The index of the point in its plan, which identifies its records.
     pub(crate) point: u32,
     pub(crate) arguments: Vec<ArgumentSource>,
-    /// What they are, of a USDT probe; of others it is known by the site, or they are words.
+    /// What they are, of a USDT probe, and of a function of C of which it is known; of probes of OCaml, the site tells;
+    /// others are words.
     pub(crate) formats: Vec<ArgumentFormat>,
+    /// What the result of a function is.
+    pub(crate) result_format: ArgumentFormat,
     /// One in so many hits is recorded; `None`: all.
     pub(crate) sample: Option<NonZeroU64>,
     /// Of a point in a function; the others are sites.
@@ -330,7 +333,7 @@ impl MemorySource {
     }
 }
 
-/// What an argument of a function is.
+/// What an argument of a function is, or its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ArgumentFormat {
     /// How many bytes it has.
@@ -346,6 +349,12 @@ impl ArgumentFormat {
         signed: false,
         is_float: false,
     };
+}
+
+impl Default for ArgumentFormat {
+    fn default() -> ArgumentFormat {
+        ArgumentFormat::WORD
+    }
 }
 
 /// Only offsets from the stack pointer below this many bytes are read: frames are smaller.

@@ -10,13 +10,15 @@ use nix::fcntl::OFlag;
 use crate::address::{FileAddr, LiveAddr};
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
-use crate::elf::parameters;
+use crate::elf::parameters::{self, RegisterValue, Signature};
 use crate::expression::{Parameter, ParameterKind, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
 use crate::observe::arities::Currying;
 use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::observation::Observation;
-use crate::observe::role::{ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words};
+use crate::observe::role::{
+    ArgumentFormat, ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words,
+};
 use crate::observe::usdt_arguments::{UsdtArgument, usdt_arguments};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
@@ -32,6 +34,8 @@ pub(crate) struct Watching {
     is_number_known: bool,
     /// The arguments of a USDT probe.
     usdt: Option<Vec<UsdtArgument>>,
+    /// Of a function of C, C++ or Rust, if it is known.
+    signature: Option<Signature>,
     /// See [`WatchRole::sample`].
     sample: Option<NonZeroU64>,
 }
@@ -47,9 +51,10 @@ pub(crate) struct WatchedWords {
     /// Whether all exits are recorded.
     has_exits: bool,
     sample: Option<NonZeroU64>,
-    /// How many arguments functions have: those of OCaml, and those of others in general registers.
+    /// How many arguments functions of OCaml have.
     ocaml_arguments: HashMap<LiveAddr, usize>,
-    other_arguments: HashMap<LiveAddr, usize>,
+    /// What others are passed in general registers.
+    signatures: HashMap<LiveAddr, Signature>,
 }
 
 impl WatchedWords {
@@ -69,7 +74,7 @@ impl WatchedWords {
             has_exits: observation.watches_exits,
             sample: observation.sample,
             ocaml_arguments: HashMap::new(),
-            other_arguments: HashMap::new(),
+            signatures: HashMap::new(),
         };
         let asks_of_functions = !watched.is_empty() || !filtered.is_empty();
         if !asks_of_functions && observation.usdt_ends().is_empty() {
@@ -81,8 +86,8 @@ impl WatchedWords {
                 return words;
             }
             words.ocaml_arguments = arities(&process, functions.objects());
-            words.other_arguments = other_arguments(watched);
-            words.other_arguments.extend(other_arguments(filtered));
+            words.signatures = signatures(watched);
+            words.signatures.extend(signatures(filtered));
         }
         words
     }
@@ -117,14 +122,16 @@ impl WatchedWords {
             return (scope, arguments.iter().map(|it| it.source).collect());
         }
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
-        let (known, registers, kind) = if is_ocaml {
-            let known = self.ocaml_arguments.get(&address);
-            (known, &OCAML_ARGUMENTS, ParameterKind::Value)
+        let (kinds, registers) = if is_ocaml {
+            let many = self.ocaml_arguments.get(&address);
+            let kinds = many.map(|many| vec![ParameterKind::Value; *many]);
+            (kinds, &OCAML_ARGUMENTS)
         } else {
-            let known = self.other_arguments.get(&address);
+            let known = self.signatures.get(&address);
+            let kinds = known.map(|it| it.arguments.iter().map(|it| kind_of(*it)).collect());
             // Words can be asked for whatever they are.
-            let known = known.or(Some(&MAX_ARGUMENTS));
-            (known, &C_ARGUMENTS, ParameterKind::Word)
+            let kinds = kinds.unwrap_or_else(|| vec![ParameterKind::Word; MAX_ARGUMENTS]);
+            (Some(kinds), &C_ARGUMENTS)
         };
         let point = match &place.selected_by {
             SelectedBy::Line(line) => format!("source line {line}"),
@@ -132,12 +139,12 @@ impl WatchedWords {
             _ => format!("function {name}"),
         };
         // A function without a name may have either calling convention.
-        let known = known.filter(|_| !is_inside && is_ocaml == may_be_ocaml);
-        let scope = match known {
-            Some(many) => {
-                let parameter = Parameter { name: None, kind };
-                let many = (*many).min(MAX_ARGUMENTS);
-                Scope::of(point, name, vec![parameter; many])
+        let kinds = kinds.filter(|_| !is_inside && is_ocaml == may_be_ocaml);
+        let scope = match kinds {
+            Some(kinds) => {
+                let kinds = kinds.into_iter().take(MAX_ARGUMENTS);
+                let parameters = kinds.map(|kind| Parameter { name: None, kind });
+                Scope::of(point, name, parameters.collect())
             }
             None => Scope::without_arguments(point, name),
         };
@@ -155,12 +162,14 @@ impl WatchedWords {
     pub(crate) fn scope_of_exits(
         &self,
         name: &str,
+        address: LiveAddr,
         is_ocaml: bool,
     ) -> (Scope, Vec<ArgumentSource>) {
         let result = if is_ocaml {
             ParameterKind::Value
         } else {
-            ParameterKind::Word
+            let known = self.signatures.get(&address);
+            known.map_or(ParameterKind::Word, |it| kind_of(it.result))
         };
         let scope = Scope::of_exits(format!("function {name}"), name, result);
         (self.limited(scope), vec![ArgumentSource::RESULT])
@@ -177,10 +186,11 @@ impl WatchedWords {
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
         // A function without a name may have either calling convention.
         let has_arguments = !is_inside && is_ocaml == may_be_ocaml;
+        let signature = self.signatures.get(&address).filter(|_| !is_ocaml);
         let known = if is_ocaml {
-            self.ocaml_arguments.get(&address)
+            self.ocaml_arguments.get(&address).copied()
         } else {
-            self.other_arguments.get(&address)
+            signature.map(|it| it.arguments.len())
         };
         // OxCaml has functions whose results are no values.
         let result = if !self.may_ask_kernel {
@@ -199,7 +209,7 @@ impl WatchedWords {
         } else {
             result
         };
-        let arguments = known.copied().unwrap_or(self.unknown_arguments);
+        let arguments = known.unwrap_or(self.unknown_arguments);
         Watching {
             function: WatchedFunction {
                 words,
@@ -222,6 +232,7 @@ impl WatchedWords {
             },
             is_number_known: is_inside || known.is_some(),
             usdt,
+            signature: signature.filter(|_| !is_inside).cloned(),
             sample: self.sample,
         }
     }
@@ -242,10 +253,30 @@ fn of_usdt(place: &FunctionPlace<'_>) -> Vec<UsdtArgument> {
     })
 }
 
-/// Returns how many arguments functions of C, C++ and Rust are passed in general registers, by their addresses, as far
+/// Returns what expressions can ask of a value of C in a general register.
+fn kind_of(value: RegisterValue) -> ParameterKind {
+    match value.size {
+        8 => ParameterKind::Word,
+        size => ParameterKind::Number {
+            bits: 8 * size,
+            signed: value.signed,
+        },
+    }
+}
+
+/// Returns how a value of C in a general register is shown.
+fn format_of(value: RegisterValue) -> ArgumentFormat {
+    ArgumentFormat {
+        size: value.size,
+        signed: value.signed,
+        is_float: false,
+    }
+}
+
+/// Returns what functions of C, C++ and Rust are passed in general registers, by their addresses, as far
 /// as the debugging information tells. A function that the compiler has derived from another (`f.isra.0`) may be passed
 /// other arguments than it says.
-fn other_arguments(watched: &[FunctionPlace<'_>]) -> HashMap<LiveAddr, usize> {
+fn signatures(watched: &[FunctionPlace<'_>]) -> HashMap<LiveAddr, Signature> {
     let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
         std::ptr::eq(one.function.object, other.function.object)
     };
@@ -263,7 +294,7 @@ fn other_arguments(watched: &[FunctionPlace<'_>]) -> HashMap<LiveAddr, usize> {
         let functions = functions.filter(|it| !it.names().any(is_derived));
         let functions = functions.map(|it| it.range().start).collect();
         let found = parameters::in_general_registers(object.elf(), &functions);
-        known.extend(found.into_iter().map(|(at, many)| (bias.live(at), many)));
+        known.extend(found.into_iter().map(|(at, it)| (bias.live(at), it)));
     }
     known
 }
@@ -320,10 +351,22 @@ impl Watching {
                 self.arguments()
             },
             sample: self.sample,
-            formats: self.usdt.iter().flatten().map(|it| it.format).collect(),
+            formats: self.formats(),
+            result_format: self
+                .signature
+                .as_ref()
+                .map_or(ArgumentFormat::WORD, |it| format_of(it.result)),
             function: Some(function),
             is_ocaml: function.is_ocaml,
         }
+    }
+
+    /// Returns what the arguments are that are recorded, as far as that is known.
+    fn formats(&self) -> Vec<ArgumentFormat> {
+        let of_usdt = self.usdt.iter().flatten().map(|it| it.format);
+        let of_function = self.signature.iter().flat_map(|it| &it.arguments);
+        let of_function = of_function.take(MAX_ARGUMENTS).map(|it| format_of(*it));
+        of_usdt.chain(of_function).collect()
     }
 
     /// Returns where the arguments are that are recorded: the registers in which the function is passed them.

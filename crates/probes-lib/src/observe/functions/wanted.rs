@@ -354,7 +354,8 @@ impl<'w> KnownPlace<'w> {
             return Ok(Some(AskedOfCalls::default()));
         };
         let (scope, arguments) = if self.is_asked_at_exits() {
-            questions.words.scope_of_exits(&self.shown, self.is_ocaml())
+            let words = questions.words;
+            words.scope_of_exits(&self.shown, self.address, self.is_ocaml())
         } else {
             self.scope(questions.words)
         };

@@ -698,7 +698,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
             is_watched: role.watched.is_some(),
             is_pair_end: !role.ends.is_empty(),
             arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
-            result: has_results.then(|| shape((&ArgumentSource::RESULT, ArgumentFormat::WORD))),
+            result: has_results.then(|| shape((&ArgumentSource::RESULT, watched.result_format))),
             has_frames: watched.function.is_some_and(|it| it.exits_on.is_some()),
         };
         points.insert(index, watched);

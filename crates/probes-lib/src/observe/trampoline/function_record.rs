@@ -12,6 +12,8 @@
 //! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or behind a lock
 //! (trampoline/saved.rs).
 
+use std::slice;
+
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, get_xmm, qword_ptr, r14, rax, rbx, rcx,
@@ -70,7 +72,6 @@ pub(super) fn code(
     pointers: RecordPointers,
 ) -> Result<Vec<u8>, IcedError> {
     let place = save_area(what, function, mmx_is_free);
-    let (point, sources, words) = recorded(what, watched, function);
     let mut a = CodeAssembler::new(64)?;
     if function.has_only_results && what == RecordedEvent::Exit(ExitKind::Jump) {
         // The result is that of another function: a filter has no answer.
@@ -91,18 +92,13 @@ pub(super) fn code(
     a.rdtsc()?;
     a.shl(rdx, 32)?;
     a.lea(rsi, qword_ptr(rdx + rax))?;
+    let point = watched.point | flag(what);
     record::begin(&mut a, point, function.is_from_start, pointers.layout)?;
     if let Some(stack) = function.exits_on {
         frame(&mut a, stack)?;
     }
     let mut fields = FieldCopies::default();
-    let arguments = Arguments {
-        sources,
-        formats: &watched.formats,
-        words,
-        context,
-    };
-    arguments.emit(&mut a, &mut fields)?;
+    recorded(what, watched, function, context).emit(&mut a, &mut fields)?;
     record::end_with_stack(&mut a, watched, context)?;
     if filter.is_some() {
         a.jmp(skipped)?;
@@ -131,25 +127,38 @@ fn save_area(what: RecordedEvent, function: WatchedFunction, mmx_is_free: bool) 
     }
 }
 
-/// Returns the number of the point with its flags, and which words are recorded.
+/// Returns the flag that a record has beside the number of its point.
+fn flag(what: RecordedEvent) -> u32 {
+    match what {
+        RecordedEvent::Call => 0,
+        RecordedEvent::Exit(ExitKind::Return) => layout_of::RETURN,
+        RecordedEvent::Exit(ExitKind::Jump) => layout_of::JUMP,
+    }
+}
+
+/// Returns which words are recorded.
 fn recorded(
     what: RecordedEvent,
     watched: &WatchRole,
     function: WatchedFunction,
-) -> (u32, &[ArgumentSource], Words) {
+    context: PointContext,
+) -> Arguments<'_> {
     match what {
-        RecordedEvent::Call => (watched.point, &watched.arguments[..], function.words),
-        RecordedEvent::Exit(kind) => {
-            let result: &[ArgumentSource] = match kind {
+        RecordedEvent::Call => Arguments {
+            sources: &watched.arguments,
+            formats: &watched.formats,
+            words: function.words,
+            context,
+        },
+        RecordedEvent::Exit(kind) => Arguments {
+            sources: match kind {
                 ExitKind::Return if function.has_results => &[ArgumentSource::RESULT],
                 _ => &[],
-            };
-            let flag = match kind {
-                ExitKind::Return => layout_of::RETURN,
-                ExitKind::Jump => layout_of::JUMP,
-            };
-            (watched.point | flag, result, function.result)
-        }
+            },
+            formats: slice::from_ref(&watched.result_format),
+            words: function.result,
+            context,
+        },
     }
 }
 

@@ -145,6 +145,7 @@ fn saved_registers_are_found_as_arguments() {
         },
         watched: Some(WatchRole {
             formats: Vec::new(),
+            result_format: Default::default(),
             function: None,
             is_ocaml: false,
             sample: None,
@@ -204,6 +205,7 @@ fn whole_listing_is_golden() {
         },
         watched: Some(WatchRole {
             formats: Vec::new(),
+            result_format: Default::default(),
             function: None,
             is_ocaml: false,
             sample: None,
@@ -426,6 +428,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
         marks: Marks::default(),
         watched: many.map(|many| WatchRole {
             formats: Vec::new(),
+            result_format: Default::default(),
             point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
             sample: None,
