@@ -1488,6 +1488,7 @@ mod tests {
         assert!(asks(&watching) && plan_of_functions(&watching).watches_functions());
         let counted = Observation::new().count_functions(function("leaf"));
         assert!(!asks(&counted) && !plan_of_functions(&counted).watches_functions());
+        let counted = Observation::new().count_functions(function("fixture_command"));
         assert!(asks(&counted.only_where(expression("str(arg0) == \"x\""))));
         let of_probes = plan(&Observation::new().watch(Selector::name("a")));
         assert!(!of_probes.asks_kernel() && !of_probes.watches_functions());
