@@ -71,7 +71,11 @@ fn narrow_numbers_have_their_size_and_sign() {
         let tool = watching("-fn narrow -results", target.pid());
         target.ask("narrow 3", "passed");
         let run = tool.end();
-        let expected = ["narrow -16 4294867296 -3 65533 -2 1", "narrow returns -34487"].repeat(3);
+        let expected = [
+            "narrow -16 4294867296 -3 65533 -2 1",
+            "narrow returns -34487",
+        ]
+        .repeat(3);
         assert_eq!(run.answer().lines().collect::<Vec<_>>(), expected);
         let all = "arg0==-16&&arg1==4294867296&&arg2==-3&&arg3==65533&&arg4==-2&&arg5==1";
         for (flags, expected) in [

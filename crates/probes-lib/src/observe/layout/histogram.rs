@@ -34,7 +34,6 @@ pub(crate) fn group_bits(histograms: u32) -> u32 {
 }
 
 /// Returns the bucket of a time, computed as the trampolines do.
-#[cfg(test)]
 pub(crate) fn bucket(ticks: u64) -> u64 {
     bucket_of(ticks.min((1 << LONGEST_BITS) - 1), PRECISION)
 }
