@@ -153,6 +153,33 @@ fn functions_without_the_argument_are_left_out() {
     assert!(refused.contains(&&"no_argument".into()), "{json}");
 }
 
+#[test]
+fn numbers_of_c_are_left_out_of_text() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let text = "-where str(arg0)==\"GET\"";
+        let named = run(&format!("count -pid {pid} -fn numbers,texts {text}"));
+        let message = "arg0 is an integer, where an OCaml value, or a word of C is needed";
+        assert!(named.stderr.contains(message), "{}", named.stderr);
+        assert!(!is_observed(pid));
+        let tool = counting(&format!("-fn number?,text* {text} -json"), pid);
+        target.ask("pass 1 20", "passed");
+        let json = object(&tool.end().answer());
+        assert_eq!(function(&json, "texts")["hits"], 20);
+        let refused = &json["refused"][0];
+        assert_eq!(
+            (&refused["name"], &refused["reason"]),
+            (&"numbers".into(), &"no_argument".into())
+        );
+        // No type of an argument would do.
+        let wrong = run(&format!(
+            "count -pid {pid} -fn number?,text* -where str(tid)==\"GET\""
+        ));
+        assert!(wrong.stderr.contains("is an integer"), "{}", wrong.stderr);
+    }
+}
+
 // promise: Functions: With `-where`, calls of C functions are counted to the last one, and the program computes with what it
 //    passed, also in the x87 unit (2 programs, 4 threads)
 #[test]

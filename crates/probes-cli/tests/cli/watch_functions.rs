@@ -81,6 +81,10 @@ fn narrow_numbers_have_their_size_and_sign() {
         for (flags, expected) in [
             (format!("-fn narrow -where {all}"), "narrow untyped 0"),
             ("-fn narrow -by arg0+arg1,arg4".to_owned(), "4294867280 -2"),
+            (
+                "-fn narrow -by int(arg1),u64(arg4)&255".to_owned(),
+                "-100000 254",
+            ),
         ] {
             let tool = observing("count", &flags, target.pid());
             target.ask("narrow 3", "passed");

@@ -137,11 +137,46 @@ struct Subprogram {
     address: FileAddr,
     /// How deep its entry is in the tree.
     depth: isize,
+    /// Whether the last entry below it is a pack of parameters of a C++ template.
+    is_in_pack: bool,
     /// `None` if it is not known.
     signature: Option<Signature>,
 }
 
-impl DwarfUnit<'_, '_> {
+impl Subprogram {
+    /// Whether a parameter whose entry is so deep in the tree is its own.
+    fn has_parameter_at(&self, depth: isize) -> bool {
+        depth == self.depth + 1 || (self.is_in_pack && depth == self.depth + 2)
+    }
+
+    fn add_parameter(&mut self, passed: Passed) {
+        match (passed, &mut self.signature) {
+            (Passed::General(value), Some(signature)) => signature.arguments.push(value),
+            (Passed::Elsewhere, _) => {}
+            _ => self.signature = None,
+        }
+    }
+
+    /// Adds it to those that are known.
+    fn add_to(self, found: &mut HashMap<FileAddr, Option<Signature>>) {
+        match found.entry(self.address) {
+            Entry::Vacant(entry) => {
+                entry.insert(self.signature);
+            }
+            // Two functions at one address, which the linker has merged.
+            Entry::Occupied(mut entry) => {
+                let known = entry.get_mut();
+                let both = known.take().zip(self.signature);
+                *known = both.and_then(|(one, other)| one.merge(other));
+            }
+        }
+    }
+}
+
+/// An entry is in another file or unit, or the information is damaged.
+struct Unreadable;
+
+impl<'d> DwarfUnit<'_, 'd> {
     /// Returns whether it may have code of one of these functions.
     fn may_have(&self, functions: &HashSet<FileAddr>) -> bool {
         let Ok(mut ranges) = self.dwarf.unit_ranges(self.unit) else {
@@ -164,101 +199,134 @@ impl DwarfUnit<'_, '_> {
         functions: &HashSet<FileAddr>,
         found: &mut HashMap<FileAddr, Option<Signature>>,
     ) {
-        let mut add = |function: Subprogram| {
-            let Subprogram {
-                address, signature, ..
-            } = function;
-            match found.entry(address) {
-                Entry::Vacant(entry) => {
-                    entry.insert(signature);
-                }
-                // Two functions at one address, which the linker has merged.
-                Entry::Occupied(mut entry) => {
-                    let known = entry.get_mut();
-                    let merged = known.take().zip(signature);
-                    *known = merged.and_then(|(one, other)| one.merge(other));
-                }
-            }
-        };
-        let mut function: Option<Subprogram> = None;
+        // Those around the entry: one within another is a local function, or one of a local class.
+        let mut around: Vec<Subprogram> = Vec::new();
         let mut depth = 0;
         let mut entries = self.unit.entries();
         while let Ok(Some((delta, entry))) = entries.next_dfs() {
             depth += delta;
-            if let Some(ended) = function.take_if(|it| depth <= it.depth) {
-                add(ended);
+            let first_ended = around.partition_point(|it| it.depth < depth);
+            for ended in around.drain(first_ended..) {
+                ended.add_to(found);
             }
-            match (&mut function, entry.tag()) {
-                (Some(outer), constants::DW_TAG_formal_parameter) if depth == outer.depth + 1 => {
-                    let passed = self.type_of(entry).map(|it| self.passed(it));
-                    match (passed, &mut outer.signature) {
-                        (Some(Passed::General(value)), Some(signature)) => {
-                            signature.arguments.push(value);
-                        }
-                        (Some(Passed::Elsewhere), _) => {}
-                        _ => outer.signature = None,
+            let function = around.last_mut();
+            match entry.tag() {
+                constants::DW_TAG_formal_parameter => {
+                    if let Some(function) = function.filter(|it| it.has_parameter_at(depth)) {
+                        function.add_parameter(self.passed_as_parameter(entry));
+                    }
+                    continue;
+                }
+                tag => {
+                    if let Some(function) = function.filter(|it| depth == it.depth + 1) {
+                        function.is_in_pack = tag == constants::DW_TAG_GNU_formal_parameter_pack;
                     }
                 }
-                (None, constants::DW_TAG_subprogram) => {
-                    let address = self.address(entry).map(FileAddr);
-                    if let Some(address) = address.filter(|it| functions.contains(it)) {
-                        // The address for a result in memory is passed in a general register as well.
-                        let result = self.type_of(entry).map(|it| self.passed(it));
-                        let result = match result {
-                            Some(Passed::General(value)) => Some(value),
-                            Some(Passed::Elsewhere) | None => Some(RegisterValue::WORD),
-                            Some(Passed::Unknown) => None,
-                        };
-                        function = Some(Subprogram {
-                            address,
-                            depth,
-                            signature: result.map(|result| Signature {
-                                arguments: Vec::new(),
-                                result,
-                            }),
-                        });
-                    }
+            }
+            if entry.tag() == constants::DW_TAG_subprogram {
+                let address = self.address(entry).map(FileAddr);
+                if let Some(address) = address.filter(|it| functions.contains(it)) {
+                    around.push(Subprogram {
+                        address,
+                        depth,
+                        is_in_pack: false,
+                        signature: self.without_arguments(entry),
+                    });
                 }
-                _ => {}
             }
         }
-        if let Some(ended) = function {
-            add(ended);
+        for function in around {
+            function.add_to(found);
         }
+    }
+
+    /// Returns the signature of a function before its arguments are added; `None` if it cannot be known.
+    fn without_arguments(&self, entry: &DebugEntry<'_, 'd>) -> Option<Signature> {
+        // The compiler may have removed arguments or the result, or may pass them in its own way.
+        let convention = self.attribute(entry, constants::DW_AT_calling_convention);
+        let is_normal = match convention {
+            Ok(None) => true,
+            Ok(Some(AttributeValue::CallingConvention(it))) => it == constants::DW_CC_normal,
+            _ => false,
+        };
+        // The address for a result in memory is passed in a general register as well.
+        let result = match self.type_of(entry) {
+            Ok(None) => Passed::Elsewhere,
+            Ok(Some(at)) => self.passed(at),
+            Err(Unreadable) => Passed::Unknown,
+        };
+        let result = match result {
+            Passed::General(value) => Some(value),
+            Passed::Elsewhere => Some(RegisterValue::WORD),
+            Passed::Unknown => None,
+        };
+        let arguments = Vec::new();
+        let signature = result.map(|result| Signature { arguments, result });
+        signature.filter(|_| is_normal)
     }
 
     /// Returns where the code of a function begins.
     fn address(&self, entry: &DebugEntry<'_, '_>) -> Option<u64> {
-        let value = entry.attr_value(constants::DW_AT_low_pc).ok()??;
-        self.dwarf.attr_address(self.unit, value).ok()?
+        if let Some(value) = entry.attr_value(constants::DW_AT_low_pc).ok()? {
+            return self.dwarf.attr_address(self.unit, value).ok()?;
+        }
+        // In several parts, of which the first has its entry.
+        let mut ranges = self.dwarf.die_ranges(self.unit, entry).ok()?;
+        Some(ranges.next().ok()??.begin)
     }
 
-    /// Returns the entry that an attribute of an entry refers to, in this unit.
-    fn reference(&self, entry: &DebugEntry<'_, '_>, name: DwAt) -> Option<UnitOffset> {
-        match entry.attr_value(name).ok()?? {
-            AttributeValue::UnitRef(offset) => Some(offset),
-            _ => None,
+    /// Returns the entry that an attribute of an entry refers to, in this unit; `None` if it does not have the attribute.
+    fn reference(
+        &self,
+        entry: &DebugEntry<'_, '_>,
+        name: DwAt,
+    ) -> Result<Option<UnitOffset>, Unreadable> {
+        match entry.attr_value(name) {
+            Ok(None) => Ok(None),
+            Ok(Some(AttributeValue::UnitRef(offset))) => Ok(Some(offset)),
+            _ => Err(Unreadable),
         }
     }
 
-    /// Returns the type of a parameter, or that of the result of a function. If the function is also inlined, or
-    /// declared elsewhere, that is in another entry.
-    fn type_of(&self, entry: &DebugEntry<'_, '_>) -> Option<UnitOffset> {
-        const OTHERS: [DwAt; 2] = [
-            constants::DW_AT_abstract_origin,
-            constants::DW_AT_specification,
-        ];
+    /// Returns an attribute of a parameter or a function; `None` if it does not have it. If the function is also inlined,
+    /// or declared elsewhere, it is in another entry.
+    fn attribute(
+        &self,
+        entry: &DebugEntry<'_, 'd>,
+        name: DwAt,
+    ) -> Result<Option<AttributeValue<DwarfBytes<'d>>>, Unreadable> {
         let mut at = None;
         for _ in 0..MAX_REFERENCES {
-            let other = at.map(|at| self.unit.entry(at)).transpose().ok()?;
+            let other = at.map(|at| self.unit.entry(at)).transpose();
+            let other = other.map_err(|_| Unreadable)?;
             let entry = other.as_ref().unwrap_or(entry);
-            if let Some(found) = self.reference(entry, constants::DW_AT_type) {
-                return Some(found);
+            if let Some(value) = entry.attr_value(name).map_err(|_| Unreadable)? {
+                return Ok(Some(value));
             }
-            let mut others = OTHERS.into_iter();
-            at = Some(others.find_map(|name| self.reference(entry, name))?);
+            let origin = self.reference(entry, constants::DW_AT_abstract_origin)?;
+            let declared = self.reference(entry, constants::DW_AT_specification)?;
+            at = match origin.or(declared) {
+                None => return Ok(None),
+                other => other,
+            };
         }
-        None
+        Err(Unreadable)
+    }
+
+    /// Returns the type of a parameter, or that of the result of a function; `None` if it has none.
+    fn type_of(&self, entry: &DebugEntry<'_, 'd>) -> Result<Option<UnitOffset>, Unreadable> {
+        match self.attribute(entry, constants::DW_AT_type)? {
+            None => Ok(None),
+            Some(AttributeValue::UnitRef(offset)) => Ok(Some(offset)),
+            Some(_) => Err(Unreadable),
+        }
+    }
+
+    fn passed_as_parameter(&self, entry: &DebugEntry<'_, 'd>) -> Passed {
+        match self.type_of(entry) {
+            Ok(Some(at)) => self.passed(at),
+            _ => Passed::Unknown,
+        }
     }
 
     /// Returns where values of a type are passed.
@@ -276,9 +344,10 @@ impl DwarfUnit<'_, '_> {
                 constants::DW_TAG_base_type => return passed_as_base(&entry),
                 constants::DW_TAG_enumeration_type => {
                     match self.reference(&entry, constants::DW_AT_type) {
-                        Some(next) => at = next,
+                        Ok(Some(next)) => at = next,
                         // Its values may be negative.
-                        None => return Passed::General(RegisterValue::WORD),
+                        Ok(None) => return Passed::General(RegisterValue::WORD),
+                        Err(Unreadable) => return Passed::Unknown,
                     }
                 }
                 constants::DW_TAG_typedef
@@ -287,8 +356,8 @@ impl DwarfUnit<'_, '_> {
                 | constants::DW_TAG_restrict_type
                 | constants::DW_TAG_atomic_type => {
                     match self.reference(&entry, constants::DW_AT_type) {
-                        Some(next) => at = next,
-                        None => return Passed::Unknown,
+                        Ok(Some(next)) => at = next,
+                        _ => return Passed::Unknown,
                     }
                 }
                 _ => return Passed::Unknown,
@@ -302,6 +371,7 @@ impl DwarfUnit<'_, '_> {
 fn passed_as_base(entry: &DebugEntry<'_, '_>) -> Passed {
     let size = entry.attr_value(constants::DW_AT_byte_size).ok().flatten();
     let size = size.and_then(|it| it.udata_value()).unwrap_or(0);
+    let fills_its_bytes = matches!(entry.attr_value(constants::DW_AT_bit_size), Ok(None));
     let encoding = entry.attr_value(constants::DW_AT_encoding).ok().flatten();
     let Some(AttributeValue::Encoding(encoding)) = encoding else {
         return Passed::Unknown;
@@ -312,18 +382,28 @@ fn passed_as_base(entry: &DebugEntry<'_, '_>) -> Passed {
         | constants::DW_ATE_boolean
         | constants::DW_ATE_unsigned
         | constants::DW_ATE_unsigned_char
-        | constants::DW_ATE_UTF => general(size, false),
-        constants::DW_ATE_signed | constants::DW_ATE_signed_char => general(size, true),
+        | constants::DW_ATE_UTF
+        | constants::DW_ATE_signed
+        | constants::DW_ATE_signed_char => {
+            let signs = [constants::DW_ATE_signed, constants::DW_ATE_signed_char];
+            let value = RegisterValue::of(size, signs.contains(&encoding));
+            // Of a `_BitInt`, the bits that it does not have are not defined.
+            let value = value.map(|it| {
+                if fills_its_bytes {
+                    it
+                } else {
+                    RegisterValue::WORD
+                }
+            });
+            value.map_or(Passed::Unknown, Passed::General)
+        }
         _ => Passed::Unknown,
     }
 }
 
-fn general(size: u64, signed: bool) -> Passed {
-    RegisterValue::of(size, signed).map_or(Passed::Unknown, Passed::General)
-}
-
 #[cfg(test)]
 mod tests {
+    use gimli::write;
     use proptest::prelude::*;
     use test_support::{fixture, fixture_forms};
 
@@ -366,6 +446,200 @@ mod tests {
                 assert_eq!(found.get(&at), signature.as_ref(), "{name}");
             }
         }
+    }
+
+    /// Entries of debugging information.
+    struct Entries {
+        dwarf: write::Dwarf,
+        unit: write::UnitId,
+        int: write::UnitEntryId,
+    }
+
+    impl Entries {
+        /// With a type of C, `int`.
+        fn new() -> Entries {
+            let encoding = gimli::Encoding {
+                format: gimli::Format::Dwarf32,
+                version: 5,
+                address_size: 8,
+            };
+            let mut dwarf = write::Dwarf::new();
+            let program = write::LineProgram::none();
+            let unit = dwarf.units.add(write::Unit::new(encoding, program));
+            let root = dwarf.units.get(unit).root();
+            let mut entries = Entries {
+                dwarf,
+                unit,
+                int: root,
+            };
+            entries.int = entries.integer(constants::DW_ATE_signed);
+            entries
+        }
+
+        fn unit(&mut self) -> &mut write::Unit {
+            self.dwarf.units.get_mut(self.unit)
+        }
+
+        fn add(
+            &mut self,
+            parent: Option<write::UnitEntryId>,
+            tag: gimli::DwTag,
+        ) -> write::UnitEntryId {
+            let unit = self.unit();
+            unit.add(parent.unwrap_or(unit.root()), tag)
+        }
+
+        fn set(&mut self, entry: write::UnitEntryId, name: DwAt, value: write::AttributeValue) {
+            self.unit().get_mut(entry).set(name, value);
+        }
+
+        /// A type of four bytes.
+        fn integer(&mut self, encoding: gimli::DwAte) -> write::UnitEntryId {
+            let entry = self.add(None, constants::DW_TAG_base_type);
+            self.set(
+                entry,
+                constants::DW_AT_byte_size,
+                write::AttributeValue::Udata(4),
+            );
+            let encoding = write::AttributeValue::Encoding(encoding);
+            self.set(entry, constants::DW_AT_encoding, encoding);
+            entry
+        }
+
+        fn function(&mut self, parent: Option<write::UnitEntryId>, at: u64) -> write::UnitEntryId {
+            let entry = self.add(parent, constants::DW_TAG_subprogram);
+            let at = write::AttributeValue::Address(write::Address::Constant(at));
+            self.set(entry, constants::DW_AT_low_pc, at);
+            entry
+        }
+
+        fn parameter(&mut self, parent: write::UnitEntryId, of: write::UnitEntryId) {
+            let entry = self.add(Some(parent), constants::DW_TAG_formal_parameter);
+            self.set(
+                entry,
+                constants::DW_AT_type,
+                write::AttributeValue::UnitRef(of),
+            );
+        }
+
+        /// What is read of the functions at these addresses: of each argument, its size, negative if it may be.
+        fn read(mut self, functions: &[u64]) -> Vec<Option<Vec<i8>>> {
+            let mut sections = write::Sections::new(write::EndianVec::new(LittleEndian));
+            self.dwarf.write(&mut sections).unwrap();
+            let section = |id| {
+                sections
+                    .get(id)
+                    .map(|it| it.slice().to_vec())
+                    .unwrap_or_default()
+            };
+            let wanted = functions.iter().copied().map(FileAddr).collect();
+            let found = read(section, &wanted);
+            let size = |it: &RegisterValue| {
+                if it.signed {
+                    -(it.size as i8)
+                } else {
+                    it.size as i8
+                }
+            };
+            let sizes = |it: &Signature| it.arguments.iter().map(size).collect();
+            let functions = functions.iter();
+            functions
+                .map(|at| found.get(&FileAddr(*at)).map(sizes))
+                .collect()
+        }
+    }
+
+    #[test]
+    fn other_calling_conventions_are_not_known() {
+        for (convention, is_known) in [
+            (constants::DW_CC_normal, true),
+            (constants::DW_CC_nocall, false),
+        ] {
+            let mut entries = Entries::new();
+            let function = entries.function(None, 0x1000);
+            let convention = write::AttributeValue::CallingConvention(convention);
+            entries.set(function, constants::DW_AT_calling_convention, convention);
+            entries.parameter(function, entries.int);
+            assert_eq!(entries.read(&[0x1000]), [is_known.then(|| vec![-4])]);
+        }
+    }
+
+    #[test]
+    fn packs_of_parameters_are_read_in_order() {
+        let mut entries = Entries::new();
+        let function = entries.function(None, 0x1000);
+        let unsigned = entries.integer(constants::DW_ATE_unsigned);
+        entries.parameter(function, unsigned);
+        let pack = entries.add(Some(function), constants::DW_TAG_GNU_formal_parameter_pack);
+        entries.parameter(pack, entries.int);
+        entries.parameter(pack, unsigned);
+        entries.parameter(function, entries.int);
+        // Parameters of a function that is inlined in it are not its own.
+        let inlined = entries.add(Some(function), constants::DW_TAG_inlined_subroutine);
+        entries.parameter(inlined, entries.int);
+        assert_eq!(entries.read(&[0x1000]), [Some(vec![4, -4, 4, -4])]);
+    }
+
+    #[test]
+    fn functions_within_others_have_their_own_parameters() {
+        let mut entries = Entries::new();
+        let outer = entries.function(None, 0x1000);
+        let unsigned = entries.integer(constants::DW_ATE_unsigned);
+        entries.parameter(outer, entries.int);
+        let local = entries.function(Some(outer), 0x2000);
+        entries.parameter(local, unsigned);
+        let class = entries.add(Some(outer), constants::DW_TAG_class_type);
+        let method = entries.function(Some(class), 0x3000);
+        entries.parameter(method, unsigned);
+        entries.parameter(method, entries.int);
+        entries.parameter(outer, unsigned);
+        let expected = [vec![-4, 4], vec![4], vec![4, -4]].map(Some);
+        assert_eq!(entries.read(&[0x1000, 0x2000, 0x3000]), expected);
+    }
+
+    #[test]
+    fn types_of_other_units_are_not_known() {
+        // The result may be in memory, whose address is passed first.
+        for is_result in [true, false] {
+            let mut entries = Entries::new();
+            let function = entries.function(None, 0x1000);
+            entries.parameter(function, entries.int);
+            let elsewhere = write::Reference::Entry(entries.unit, entries.int);
+            let elsewhere = write::AttributeValue::DebugInfoRef(elsewhere);
+            let of = if is_result {
+                function
+            } else {
+                entries.add(Some(function), constants::DW_TAG_formal_parameter)
+            };
+            entries.set(of, constants::DW_AT_type, elsewhere);
+            assert_eq!(entries.read(&[0x1000]), [None]);
+        }
+    }
+
+    #[test]
+    fn function_in_parts_is_known_by_the_first() {
+        let mut entries = Entries::new();
+        let function = entries.add(None, constants::DW_TAG_subprogram);
+        let range = |begin| write::Range::StartEnd {
+            begin: write::Address::Constant(begin),
+            end: write::Address::Constant(begin + 16),
+        };
+        let ranges = write::RangeList(vec![range(0x2000), range(0x1000)]);
+        let ranges = entries.unit().ranges.add(ranges);
+        let ranges = write::AttributeValue::RangeListRef(ranges);
+        entries.set(function, constants::DW_AT_ranges, ranges);
+        entries.parameter(function, entries.int);
+        assert_eq!(entries.read(&[0x1000, 0x2000]), [None, Some(vec![-4])]);
+    }
+
+    #[test]
+    fn numbers_with_undefined_bits_are_words() {
+        let mut entries = Entries::new();
+        let function = entries.function(None, 0x1000);
+        let bits = write::AttributeValue::Udata(17);
+        entries.set(entries.int, constants::DW_AT_bit_size, bits);
+        entries.parameter(function, entries.int);
+        assert_eq!(entries.read(&[0x1000]), [Some(vec![8])]);
     }
 
     #[test]

@@ -133,8 +133,9 @@ pub enum Refusal {
     /// The process has other code there than its file.
     #[error("has other code in the process than in its file")]
     ChangedCode,
-    /// What is asked of its calls is about an argument that it does not have, or it is not known which it has.
-    #[error("is not known to have this argument")]
+    /// What is asked of its calls is about an argument that it does not have, or has with another type, or it is not known which
+    /// it has.
+    #[error("is not known to have an argument of this kind")]
     NoArgument,
 }
 

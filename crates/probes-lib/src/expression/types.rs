@@ -97,6 +97,18 @@ impl Scope {
         }
     }
 
+    /// The same, if numbers of C that are arguments were words.
+    pub(crate) fn of_words(mut self) -> Scope {
+        let parameters = self.parameters.iter_mut().flatten();
+        let kinds = parameters.map(|it| &mut it.kind).chain(&mut self.result);
+        for kind in kinds {
+            if let ParameterKind::Number { .. } = kind {
+                *kind = ParameterKind::Word;
+            }
+        }
+        self
+    }
+
     /// The same, with this `may_ask_kernel`.
     pub(crate) fn asking_kernel_if(self, may_ask_kernel: bool) -> Scope {
         Scope {
@@ -483,10 +495,13 @@ impl Typing<'_> {
         match name {
             "int" => match self.part(inside)? {
                 // A C int: the upper half of its register is not defined.
-                Part::Word(word) => Ok(Part::Number(
-                    Number::Narrow(word, 32, Signedness::Signed),
-                    IntegerType::Signed,
-                )),
+                Part::Word(word)
+                | Part::Number(Number::Narrow(word, 32, Signedness::Unsigned), _) => {
+                    Ok(Part::Number(
+                        Number::Narrow(word, 32, Signedness::Signed),
+                        IntegerType::Signed,
+                    ))
+                }
                 part => match as_number(part) {
                     Ok((number, _)) => Ok(Part::Number(number, IntegerType::Signed)),
                     Err(part) => needs(&part, "an integer"),

@@ -362,7 +362,13 @@ impl<'w> KnownPlace<'w> {
         match questions.of_calls(&scope, &arguments) {
             Ok(asked) => Ok(Some(asked)),
             // A pattern that matches others as well is not meant for these.
-            Err(bad) if self.place.named_by.is_none() && bad.is_about_arguments() => Ok(None),
+            Err(bad)
+                if self.place.named_by.is_none()
+                    && (bad.is_about_arguments()
+                        || questions.of_calls(&scope.of_words(), &arguments).is_ok()) =>
+            {
+                Ok(None)
+            }
             Err(bad) => Err(ObserveError::Expression(bad).into()),
         }
     }
