@@ -35,7 +35,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::dir::Dir;
 use nix::errno::Errno;
@@ -55,12 +55,6 @@ const USUAL_PROC_FILE: usize = 8 << 10;
 
 /// How many bytes to read at a time where the first lines may be enough.
 const FEW_LINES: usize = 1 << 10;
-
-/// Returns the time since boot in seconds; `None` if it cannot be read.
-pub(crate) fn uptime() -> Option<f64> {
-    let uptime = fs::read_to_string("/proc/uptime").ok()?;
-    uptime.split_ascii_whitespace().next()?.parse().ok()
-}
 
 /// How often it is checked whether a process that was just forked has called execve(2).
 pub(crate) const EXECUTE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
@@ -258,7 +252,7 @@ impl Process {
         self.living_thread().is_none()
     }
 
-    /// Checks that this may be a process with an OCaml program.
+    /// Checks that it is a process with a program.
     ///
     /// # Errors
     ///
@@ -295,15 +289,15 @@ impl Process {
     /// Returns whether it was forked within the last second and has not called execve(2) so far: it
     /// may be about to, like a process that a shell starts.
     pub(crate) fn was_just_forked(&self) -> bool {
-        match (self.read("stat"), uptime()) {
-            (Ok(stat), Some(now)) => status::was_just_forked(&stat, now),
-            _ => false,
-        }
+        self.read("stat")
+            .is_ok_and(|stat| status::was_just_forked(&stat, tool::since_boot()))
     }
 
     /// Waits until it has called execve(2), or is older than a second, if it was just forked.
     pub(crate) fn wait_until_executed(&self) {
-        while self.was_just_forked() {
+        // Its start may be told by another clock than ours.
+        let begun = Instant::now();
+        while self.was_just_forked() && begun.elapsed() < status::JUST_FORKED {
             thread::sleep(EXECUTE_CHECK_INTERVAL);
         }
     }

@@ -10,6 +10,7 @@ use probes_lib::{HitStack, StackEnd};
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json};
+use super::profiles::name_of;
 use super::table::table;
 use crate::failure::Failure;
 use crate::text::{Escaped, number_of};
@@ -46,14 +47,7 @@ struct StackPath {
 impl StackPath {
     fn of(stack: &HitStack) -> StackPath {
         let frames = stack.frames.iter();
-        let frames = frames.map(|frame| match (&frame.function, &frame.object) {
-            (Some(function), _) => function.clone(),
-            (None, Some(object)) => {
-                let name = object.file_name().unwrap_or(object.as_os_str());
-                format!("[{}]", name.to_string_lossy())
-            }
-            (None, None) => "[unknown]".to_owned(),
-        });
+        let frames = frames.map(|frame| name_of(frame));
         StackPath {
             state: match stack.end {
                 _ if stack.is_guessed => "guessed",

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use inferno::flamegraph;
 use probes_lib::{
-    Activity, Profile, ProfiledStack, RunningMethod, StackFrame, ThreadRole, ThreadTimes,
-    WaitMethod, WaitTimes,
+    Activity, Profile, ProfiledStack, RunningMethod, StackFrame, ThreadRole, WaitMethod, WaitTimes,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -144,7 +143,7 @@ struct Waits {
 }
 
 impl Waits {
-    /// `stacks` are those that are shown; `idle` are not.
+    /// `stacks` are those that are shown. Those of the threads for which `is_idle` is true are not among them.
     fn of(
         profile: &Profile,
         stacks: &[&ProfiledStack],
@@ -567,8 +566,6 @@ impl ProfileReport {
             let deviation: f64 = variances.map(f64::sqrt).sum();
             (seconds, 2.0 * deviation.abs())
         };
-        let seconds =
-            |of: fn(&ThreadTimes) -> Duration| move |it: &ThreadTimes| of(it).as_secs_f64();
         ProfileReport {
             version: VERSION,
             pid,
@@ -577,9 +574,9 @@ impl ProfileReport {
             samples: profile.samples,
             threads: profile.threads,
             times: profile.times.as_ref().map(|times| TotalTimes {
-                running_seconds: seconds(|it| it.running)(times),
-                runnable_seconds: seconds(|it| it.runnable)(times),
-                off_seconds: seconds(|it| it.off)(times),
+                running_seconds: times.running.as_secs_f64(),
+                runnable_seconds: times.runnable.as_secs_f64(),
+                off_seconds: times.off.as_secs_f64(),
                 off_error_seconds: 2.0 * profile.off_variance.sqrt(),
             }),
             running_method: match profile.running {

@@ -25,7 +25,7 @@ use crate::address::{FileAddr, LiveAddr};
 #[non_exhaustive]
 pub enum FunctionError {
     /// No function has a name that matches.
-    #[error("no function matches {glob}")]
+    #[error("{}", self.with_subject("it"))]
     NoMatch {
         /// What was asked for.
         glob: String,
@@ -41,7 +41,7 @@ pub enum FunctionError {
         near: Vec<String>,
     },
     /// No function is known to be at this address of the process.
-    #[error("no function is known at {address}")]
+    #[error("{}", self.with_subject("it"))]
     NoneAt {
         /// The address that was asked for.
         address: LiveAddr,
@@ -49,7 +49,7 @@ pub enum FunctionError {
         libraries: usize,
     },
     /// No USDT probe matches.
-    #[error("no USDT probe matches {glob}")]
+    #[error("{}", self.with_subject("it"))]
     NoUsdt {
         /// What was asked for.
         glob: String,
@@ -63,7 +63,7 @@ pub enum FunctionError {
         near: Vec<String>,
     },
     /// The site of a USDT probe is in no function that is known.
-    #[error("the site of {name} at {address} is in no known function")]
+    #[error("{}", self.with_subject("it"))]
     SiteOutside {
         /// Provider and name of the probe.
         name: String,
@@ -71,7 +71,7 @@ pub enum FunctionError {
         address: FileAddr,
     },
     /// Neither the program nor a library has a runtime of OCaml whose symbols are there.
-    #[error("it has no OCaml runtime with symbols")]
+    #[error("{}", self.with_subject("it"))]
     NoRuntime {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
@@ -83,7 +83,7 @@ pub enum FunctionError {
         work: &'static str,
     },
     /// The runtime of OCaml has no function for this work of the garbage collector.
-    #[error("it has no function {}", names.join(" or "))]
+    #[error("{}", self.with_subject("it"))]
     NoCollector {
         /// The functions of which it might have one.
         names: &'static [&'static str],
@@ -99,13 +99,13 @@ pub enum FunctionError {
         most: usize,
     },
     /// Neither the program nor a library has source lines in its debugging information.
-    #[error("it has no source lines")]
+    #[error("{}", self.with_subject("it"))]
     NoLines {
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
     },
     /// No code comes from a source file whose path ends so.
-    #[error("no code is from {file}")]
+    #[error("{}", self.with_subject("it"))]
     UnknownFile {
         /// What was asked for.
         file: String,

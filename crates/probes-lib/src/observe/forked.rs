@@ -10,7 +10,8 @@ use nix::fcntl::OFlag;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::ProcessMemory;
-use crate::process::{Process, is_gone, pids, status, uptime};
+use crate::process::tool::since_boot;
+use crate::process::{Process, is_gone, pids, status};
 use crate::sys::kcmp;
 
 /// The least time between two looks for children.
@@ -105,23 +106,23 @@ impl ForkCheck {
         };
         let looked = Instant::now();
         let before = mem::take(&mut self.known);
-        let uptime = uptime();
+        let now = since_boot();
         let mut parents = children(process);
         while let Some(pid) = parents.pop() {
             let Ok(child) = Process::open(pid) else {
                 continue;
             };
-            let Some((start, age)) = forked(&child, uptime) else {
+            let Some((start, age)) = forked(&child, now) else {
                 continue;
             };
-            let may_have = age.is_none_or(|age| age <= self.begun.elapsed());
+            let may_have = age <= self.begun.elapsed();
             if !has_copy(&child, process, arena, may_have) || self.known.contains_key(&(pid, start))
             {
                 continue;
             }
             parents.extend(children(&child));
             let known = before.get(&(pid, start)).copied();
-            let stays = known.is_some() || age.is_some_and(|age| age >= EXECUTES_WITHIN);
+            let stays = known.is_some() || age >= EXECUTES_WITHIN;
             if stays && known != Some(true) && self.found.pids.len() < MAX_KEPT {
                 self.found.pids.push(pid);
             }
@@ -148,11 +149,10 @@ impl ForkCheck {
 /// Returns the pids of the processes that a process, or one of these, has forked, and that run the same program, which they have not
 /// executed themselves: those that have run for long enough not to be about to execute another one, with a memory of their own.
 pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
-    let uptime = uptime();
+    let now = since_boot();
     let program = process.identity_of("exe").ok();
     let is_meant = |child: &Process| {
-        let age = forked(child, uptime).map(|(_, age)| age);
-        let stays = age.is_some_and(|age| age.is_none_or(|age| age >= EXECUTES_WITHIN));
+        let stays = forked(child, now).is_some_and(|(_, age)| age >= EXECUTES_WITHIN);
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
         // Where that cannot be known, it may be like a thread: what is done to its memory is done to that of the process.
         let has_own_memory =
@@ -181,12 +181,11 @@ pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
 }
 
 /// Returns when a process was started, in clock ticks since boot, and for how long it has run; `None` if it has
-/// executed a program since it was forked. `uptime` is in seconds.
-fn forked(child: &Process, uptime: Option<f64>) -> Option<(u64, Option<Duration>)> {
+/// executed a program since it was forked. `now` is the time since boot.
+fn forked(child: &Process, now: Duration) -> Option<(u64, Duration)> {
     let stat = child.read("stat").ok()?;
     let start = status::start_time(&stat).filter(|_| status::was_only_forked(&stat))?;
-    let age = uptime.and_then(|uptime| status::age(&stat, uptime));
-    Some((start, age))
+    Some((start, status::age(&stat, now)?))
 }
 
 /// Returns whether a child has copies of an arena of its parent. If its memory cannot be read, it `may_have` them.
@@ -263,7 +262,7 @@ mod tests {
         assert!(children(&own).contains(&pid));
         assert!(children_among_all(own.pid()).contains(&pid));
         // It has executed a program.
-        assert_eq!(forked(&Process::open(pid).unwrap(), None), None);
+        assert_eq!(forked(&Process::open(pid).unwrap(), since_boot()), None);
         assert!(!forked_descendants(&own).contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -16,7 +16,7 @@ use crate::process::image::{Image, open_executable};
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::objects::Files;
-use crate::process::{EXECUTE_CHECK_INTERVAL, Process};
+use crate::process::{EXECUTE_CHECK_INTERVAL, Process, status};
 use crate::sys::loaded::{load_biases, while_nothing_is_unloaded};
 
 /// How long a process may keep executing new programs before opening it fails.
@@ -53,7 +53,8 @@ impl OpenedProcess {
                     | ErrorKind::Process(ProcessError::Bytecode)
                         if !is_last_try =>
                     {
-                        is_last_try = !process.was_just_forked()
+                        is_last_try =
+                            !process.was_just_forked() || begun.elapsed() >= status::JUST_FORKED
                     }
                     _ => return Err(error),
                 },

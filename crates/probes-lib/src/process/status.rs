@@ -13,10 +13,10 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
 /// `USER_HZ` of amd64: clock ticks of `stat` per second.
-const TICKS: f64 = 100.0;
+const TICKS: u64 = 100;
 
 /// For how long after its fork a process may be about to execute a program.
-const JUST_FORKED: Duration = Duration::from_secs(1);
+pub(super) const JUST_FORKED: Duration = Duration::from_secs(1);
 
 /// The fields of `/proc/…/status` that are used here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -131,15 +131,15 @@ pub(super) fn is_kernel_thread(stat: &[u8]) -> bool {
 }
 
 /// Returns whether `stat` is that of a process which was forked within the last second and has executed
-/// nothing so far. `now` is the time since boot in seconds.
-pub(super) fn was_just_forked(stat: &[u8], now: f64) -> bool {
+/// nothing so far. `now` is the time since boot.
+pub(super) fn was_just_forked(stat: &[u8], now: Duration) -> bool {
     was_only_forked(stat) && age(stat, now).is_some_and(|age| age < JUST_FORKED)
 }
 
-/// Returns for how long the process of `stat` has run. `now` is the time since boot in seconds.
-pub(crate) fn age(stat: &[u8], now: f64) -> Option<Duration> {
-    let age = now - start_time(stat)? as f64 / TICKS;
-    Duration::try_from_secs_f64(age.max(0.0)).ok()
+/// Returns for how long the process of `stat` has run at the time `now` since boot.
+pub(crate) fn age(stat: &[u8], now: Duration) -> Option<Duration> {
+    let start = Duration::from_millis(start_time(stat)?.saturating_mul(1000 / TICKS));
+    Some(now.saturating_sub(start))
 }
 
 /// Returns whether `stat` is that of a process which was forked and has executed nothing since; kernel threads are none.
@@ -198,12 +198,22 @@ mod tests {
         let stat = |flags: u64| {
             format!("42 (a) R 1 42 42 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 3000 0").into_bytes()
         };
-        assert!(was_just_forked(&stat(PF_FORKNOEXEC), 30.0));
-        assert!(was_just_forked(&stat(PF_FORKNOEXEC | 0x0040_0000), 30.99));
-        assert!(!was_just_forked(&stat(PF_FORKNOEXEC), 31.01));
+        let ms = Duration::from_millis;
+        assert!(was_just_forked(&stat(PF_FORKNOEXEC), ms(30_000)));
+        assert!(was_just_forked(
+            &stat(PF_FORKNOEXEC | 0x0040_0000),
+            ms(30_999)
+        ));
+        assert!(!was_just_forked(&stat(PF_FORKNOEXEC), ms(31_001)));
         // No kernel thread executes anything.
-        assert!(!was_just_forked(&stat(PF_FORKNOEXEC | PF_KTHREAD), 30.0));
-        assert!(!was_just_forked(&stat(0x0040_0000), 30.0));
-        assert!(!was_just_forked(b"42 (a) R", 30.0));
+        assert!(!was_just_forked(
+            &stat(PF_FORKNOEXEC | PF_KTHREAD),
+            ms(30_000)
+        ));
+        assert!(!was_just_forked(&stat(0x0040_0000), ms(30_000)));
+        assert!(!was_just_forked(b"42 (a) R", ms(30_000)));
+        // It has begun just after `now` was read.
+        assert_eq!(age(&stat(0), ms(29_990)), Some(Duration::ZERO));
+        assert_eq!(age(&stat(0), ms(32_500)), Some(ms(2_500)));
     }
 }

@@ -157,7 +157,7 @@ pub(crate) struct FoundRecord {
 }
 
 impl FoundRecord {
-    /// Returns the holders that it names, each with what it holds.
+    /// Returns its holder, with what that holds.
     pub(crate) fn holder(&self) -> Holder {
         let HolderRecord {
             pid,
@@ -697,7 +697,7 @@ impl HoldState {
 
 /// Returns the entries for a plan that takes a hold.
 fn taken(plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
-    entries(plan, program, |_, _, added| (0, added, None))
+    entries(plan, program, |_, added| (0, added, None))
 }
 
 /// Returns the entries for a plan that gives back what is held according to `record`, as far as nobody else has taken
@@ -723,7 +723,7 @@ fn given_back(
         let counter = counters.get(&at);
         counter.map_or(0, |&counter| kept_below_zero(counter, amount, others))
     };
-    let mut entries = entries(plan, program, |at, _, _| {
+    let mut entries = entries(plan, program, |at, _| {
         let (amount, stage) = held
             .remove(&at)
             .map_or((0, None), |(entry, amount)| (amount, Some(entry.stage)));
@@ -757,19 +757,19 @@ fn kept_below_zero(counter: u16, amount: i32, held_by_others: i32) -> i32 {
     missing.min(taken_away)
 }
 
-/// Returns an entry for each counter of the probes that a plan changes; `held(address, name, added)` returns what
+/// Returns an entry for each counter of the probes that a plan changes; `held(address, added)` returns what
 /// is held of it before and after, and maybe the stage, if that is not the plan's.
 fn entries(
     plan: &UpdatePlan,
     program: &Program,
-    mut held: impl FnMut(LiveAddr, &str, i32) -> (i32, i32, Option<u8>),
+    mut held: impl FnMut(LiveAddr, i32) -> (i32, i32, Option<u8>),
 ) -> Vec<CounterEntry> {
     let mut entries = Vec::new();
     for change in &plan.changes {
         let probe = program.by_id(change.probe);
         for (index, &(at, added)) in probe.semaphores().zip(&change.added) {
             let before = plan.before.counters[index];
-            let (held_before, held_after, stage) = held(at, probe.name(), added);
+            let (held_before, held_after, stage) = held(at, added);
             entries.push(CounterEntry {
                 name: probe.name().to_owned(),
                 stage: stage.unwrap_or(change.stage),

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
-use probes_lib::{Events, ObservationReport, Observer, RecordedWait, RuntimeEvents, Target};
+use probes_lib::{
+    Activity, Events, ObservationReport, Observer, RecordedWait, RuntimeEvents, Target,
+};
 
 use super::Args;
 use super::sink::Sink;
@@ -313,7 +315,10 @@ impl<'r> Recording<'r> {
     fn add_waits(&mut self, waits: &[RecordedWait]) {
         let recorded = self.begun..self.ended.unwrap_or(u64::MAX);
         for wait in waits {
-            if wait.until > recorded.start && wait.since < recorded.end {
+            // Its thread may have got a processor only after the recording has begun.
+            let is_stop =
+                wait.is_whole && wait.activity == Activity::Stopped && wait.since < recorded.start;
+            if wait.until > recorded.start && wait.since < recorded.end && !is_stop {
                 self.timeline.add_wait(wait);
             }
         }

@@ -192,16 +192,18 @@ impl Client {
 
     async fn response(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         if !self.is_loopback_name(request) {
-            let why =
-                "this exporter serves its own machine: its name is localhost, or an address\n";
+            let why = "this exporter listens on a loopback address only: ask for localhost, or for an address\n";
             return plain(StatusCode::FORBIDDEN, why);
         }
         let path = request.uri().path();
         if !matches!(path, "/" | "/metrics") {
-            return plain(StatusCode::NOT_FOUND, "only /metrics is here\n");
+            return plain(
+                StatusCode::NOT_FOUND,
+                "not found: the metrics are at /metrics\n",
+            );
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            let why = "only GET and HEAD are possible\n";
+            let why = "only GET and HEAD are allowed\n";
             let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, why);
             let allowed = HeaderValue::from_static("GET, HEAD");
             response.headers_mut().insert(ALLOW, allowed);
@@ -221,7 +223,7 @@ impl Client {
             .send(Notification::Scrape { format, reply });
         match page.await {
             Ok(page) => of_type(format.content_type(), page),
-            Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the exporter ends\n"),
+            Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the exporter is ending\n"),
         }
     }
 
