@@ -1,31 +1,27 @@
 //! [`ProfileReport`]: where the time of a process goes, as an answer in each format, and as the file that -o names: a
 //! flame graph, or input for other tools.
 
+mod picture;
 mod pprof;
 mod rows;
+mod waits;
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::Duration;
 
-use inferno::flamegraph;
 use probes_lib::{
-    Activity, Profile, ProfiledStack, RunningMethod, StackFrame, ThreadRole, WaitMethod, WaitTimes,
+    Activity, Profile, ProfiledStack, RunningMethod, StackFrame, ThreadRole, WaitTimes,
 };
 use serde::Serialize;
-use serde_json::json;
 
 use super::format::{Format, VERSION, json};
 use super::stacks::in_words;
-use crate::clock::in_nanoseconds;
 use crate::failure::Failure;
-use crate::text::number_of;
+pub(crate) use picture::PictureKind;
+use waits::{Distribution, Waits, variance_of_part, variance_of_sample};
 
-/// A function with less than this share of the time is not drawn, in percent.
-const MIN_DRAWN: f64 = 0.2;
-
-/// What stands for the functions of the time that threads ran, and no sample stands for.
+/// The frame shown for the time that threads ran and no sample covers.
 const NOT_SAMPLED: &str = "[not sampled]";
 
 /// What times are added up by.
@@ -49,33 +45,6 @@ impl ProfileBy {
                     "\"{typed}\" is not a key: there are function, stack, thread and syscall"
                 ));
             }
-        })
-    }
-}
-
-/// What the file of -o is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PictureKind {
-    Svg,
-    Folded,
-    Speedscope,
-    Pprof,
-}
-
-impl PictureKind {
-    /// What a file with this name is to be; `None` if it gets the answer instead.
-    pub(crate) fn of(path: &Path) -> Option<PictureKind> {
-        let name = path.file_name()?.to_str()?;
-        Some(if name.ends_with(".svg") {
-            PictureKind::Svg
-        } else if name.ends_with(".folded") {
-            PictureKind::Folded
-        } else if name.ends_with(".json") {
-            PictureKind::Speedscope
-        } else if name.ends_with(".pb.gz") {
-            PictureKind::Pprof
-        } else {
-            return None;
         })
     }
 }
@@ -120,222 +89,6 @@ pub(crate) struct ProfileOptions {
     pub(crate) is_on_cpu: bool,
 }
 
-/// How the waits were found.
-#[derive(Debug, Serialize)]
-struct Waits {
-    /// recorded or sampled
-    method: &'static str,
-    /// Why they were not recorded, if that is known.
-    because: Option<String>,
-    lost_records: u64,
-    /// How many processors came online while it was recorded.
-    unrecorded_processors: usize,
-    count: Option<u64>,
-    /// How many there were beside these of which only a part was seen.
-    parts: Option<u64>,
-    seconds: f64,
-    /// The sum of those that ended before they were looked at.
-    unseen_seconds: f64,
-    /// By how much that may be too long, at most, because of stops.
-    unseen_excess_seconds: f64,
-    /// Two standard deviations of `seconds`.
-    error_seconds: f64,
-}
-
-impl Waits {
-    /// `stacks` are those that are shown. Those of the threads for which `is_idle` is true are not among them.
-    fn of(
-        profile: &Profile,
-        stacks: &[&ProfiledStack],
-        how: ProfileOptions,
-        is_idle: impl Fn(&ProfiledStack) -> bool,
-    ) -> Waits {
-        let waits = || stacks.iter().filter(|it| it.activity != Activity::Running);
-        let unseen = waits().filter(|it| it.activity == Activity::Unseen);
-        let (lost_records, unrecorded_processors) = match profile.waits {
-            WaitMethod::Recorded {
-                lost,
-                unrecorded_processors,
-            } => (lost, unrecorded_processors),
-            _ => (0, 0),
-        };
-        let (method, because) = match &profile.waits {
-            WaitMethod::Recorded { .. } => ("recorded", None),
-            WaitMethod::Sampled { because: None } if how.tells_collections => {
-                let why = "with -gc, collections are distinguished by samples";
-                ("sampled", Some(why.to_owned()))
-            }
-            WaitMethod::Sampled { because } => ("sampled", because.clone()),
-            _ => ("unknown", None),
-        };
-        // Otherwise the process may be stopped, which wakes the threads that wait, and so makes two waits of one.
-        let is_counted = method == "recorded" && how.is_off_cpu;
-        let sum = |number: fn(&WaitTimes) -> u64| {
-            let numbers = waits().filter_map(|it| it.waits.as_ref()).map(number);
-            is_counted.then(|| numbers.sum())
-        };
-        let variance = if method == "recorded" || how.is_on_cpu {
-            0.0
-        } else {
-            let all = profile.stacks.iter().filter(|it| !is_idle(it));
-            variance_of_waits(all, profile.seconds, profile.samples)
-        };
-        let unseen: Duration = unseen.map(|it| it.time).sum();
-        Waits {
-            method,
-            because,
-            lost_records,
-            unrecorded_processors,
-            count: sum(|it| it.times().count()),
-            parts: sum(WaitTimes::parts),
-            seconds: waits().map(|it| it.time).sum::<Duration>().as_secs_f64(),
-            unseen_seconds: unseen.as_secs_f64(),
-            // The excess is that of all threads; `unseen` lacks those that only work for the runtime.
-            unseen_excess_seconds: profile.unseen_excess.min(unseen).as_secs_f64(),
-            error_seconds: 2.0 * variance.sqrt(),
-        }
-    }
-
-    /// Says by how much they may be too long, if they may.
-    fn excess(&self) -> Option<String> {
-        let milliseconds = 1000.0 * self.unseen_excess_seconds;
-        (milliseconds > 0.0).then(|| {
-            format!("[unseen waits] may be too long by up to {milliseconds:.3} ms, because the process was stopped")
-        })
-    }
-
-    fn plain(&self) -> String {
-        if self.method != "recorded" {
-            let why = self.because.as_deref().unwrap_or("-");
-            return format!("waits sampled error {:.3} {why}\n", self.error_seconds);
-        }
-        let number = |it: Option<u64>| it.map_or("-".to_owned(), |it| it.to_string());
-        let [count, parts] = [self.count, self.parts].map(number);
-        let (unseen, lost) = (self.unseen_seconds, self.lost_records);
-        let excess = self.unseen_excess_seconds;
-        let mut text = format!(
-            "waits recorded {count} unseen {unseen:.3} lost {lost} excess {excess:.6} parts {parts}\n"
-        );
-        if self.unrecorded_processors > 0 {
-            let _ = writeln!(
-                text,
-                "waits unrecorded processors {}",
-                self.unrecorded_processors
-            );
-        }
-        text
-    }
-
-    /// A sentence below a table.
-    fn sentence(&self) -> String {
-        if self.method != "recorded" {
-            let (seconds, error) = (self.seconds, self.error_seconds);
-            let why = self.because.iter().map(|why| format!("; {why}"));
-            let why: String = why.collect();
-            return format!("waits are sampled: {seconds:.2} s, +- {error:.2} s (95 %){why}\n");
-        }
-        let count = self.count.map(|count| format!("{count} "));
-        let count = count.unwrap_or_default();
-        let unseen = self.unseen_seconds;
-        let mut text = format!("{count}waits, each recorded");
-        if let Some(parts @ 1..) = self.parts {
-            let _ = write!(
-                text,
-                "; of {parts} more (behind +) only a part was seen: its time counts, and its length does not"
-            );
-        }
-        if unseen > 0.0 {
-            let _ = write!(text, "; not looked at in time: {unseen:.3} s");
-        }
-        if let Some(excess) = self.excess() {
-            let _ = write!(text, "; {excess}");
-        }
-        if self.lost_records > 0 {
-            let _ = write!(
-                text,
-                "; {} of switches lost",
-                number_of(self.lost_records, "record")
-            );
-        }
-        if self.unrecorded_processors > 0 {
-            let processors = number_of(self.unrecorded_processors, "processor");
-            let _ = write!(text, "; {processors} came online meanwhile, not recorded");
-        }
-        text + "\n"
-    }
-}
-
-/// The variance of a time that one sample stands for, in seconds squared.
-fn variance_of_sample(seconds: Duration, samples: u64) -> f64 {
-    (seconds.as_secs_f64() / (samples.max(1) as f64)).powi(2)
-}
-
-/// Returns the variance of the time in which a thread did one thing, in seconds squared, from that of the samples that found it and that of
-/// all samples.
-///
-/// If it does it in a share p of them, that of a sample that stands for a time t is t² p (1 - p). The share is estimated by the rule
-/// of succession, as if there were `one` sample more of both: what was never seen may have happened all the same.
-fn variance_of_part(part: f64, all: f64, one: f64) -> f64 {
-    let share = (part + one) / (all + 2.0 * one).max(f64::MIN_POSITIVE);
-    all * share * (1.0 - share)
-}
-
-/// Returns the variance of the time of all waits, in seconds squared, that is due to sampling: in each sample that is not exact, a thread
-/// either waits or runs.
-fn variance_of_waits<'s>(
-    stacks: impl Iterator<Item = &'s ProfiledStack>,
-    seconds: Duration,
-    samples: u64,
-) -> f64 {
-    let one = variance_of_sample(seconds, samples);
-    let mut threads: HashMap<(i32, &str), [f64; 2]> = HashMap::new();
-    for stack in stacks {
-        let thread = threads.entry((stack.tid, &stack.thread_name)).or_default();
-        thread[usize::from(stack.activity == Activity::Running)] += stack.variance;
-    }
-    let of_thread = |[waits, runs]: [f64; 2]| variance_of_part(waits, waits + runs, one);
-    threads.into_values().map(of_thread).sum::<f64>().abs()
-}
-
-/// How long the waits of a function or a stack were.
-#[derive(Debug, Serialize)]
-struct Distribution {
-    /// Of those that were seen whole; the others are `parts`.
-    count: u64,
-    parts: u64,
-    #[serde(flatten)]
-    lengths: Option<Lengths>,
-}
-
-/// How long waits were, of which there is one at least.
-#[derive(Debug, Serialize)]
-struct Lengths {
-    p50_ns: u64,
-    p90_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    max_ns: u64,
-}
-
-impl Distribution {
-    fn of(waits: &WaitTimes) -> Distribution {
-        let times = waits.times();
-        let part = |share| in_nanoseconds(times.quantile(share));
-        let lengths = || Lengths {
-            p50_ns: part(0.5),
-            p90_ns: part(0.9),
-            p99_ns: part(0.99),
-            p999_ns: part(0.999),
-            max_ns: in_nanoseconds(times.max()),
-        };
-        Distribution {
-            count: times.count(),
-            parts: waits.parts(),
-            lengths: (times.count() > 0).then(lengths),
-        }
-    }
-}
-
 #[derive(Debug, Serialize)]
 struct TotalTimes {
     running_seconds: f64,
@@ -353,6 +106,43 @@ struct Split {
     /// Two standard deviations of each.
     running_error_seconds: f64,
     off_error_seconds: f64,
+}
+
+impl Split {
+    /// The time of these stacks in collections.
+    fn of(stacks: &[StackTimes], profile: &Profile) -> Split {
+        // A time, and two standard deviations of it.
+        let in_collection = |is_running: bool| -> (f64, f64) {
+            let is_meant = |it: &&StackTimes| {
+                it.in_collection == Some(true) && (it.state == "running") == is_running
+            };
+            // The sum of nothing is -0.
+            let seconds = stacks.iter().filter(is_meant).map(|it| it.seconds);
+            let seconds = seconds.sum::<f64>().abs();
+            // A collection is found at the same moments for all threads: their errors are not independent, and add up.
+            let one = variance_of_sample(profile.seconds, profile.samples);
+            let mut threads: HashMap<i32, [f64; 2]> = HashMap::new();
+            for (stack, tid) in stacks.iter().filter_map(|it| Some((it, it.tid?))) {
+                let [part, all] = threads.entry(tid).or_default();
+                *all += stack.split_variance;
+                if is_meant(&stack) {
+                    *part += stack.split_variance;
+                }
+            }
+            let variances = threads.into_values();
+            let variances = variances.map(|[part, all]| variance_of_part(part, all, one));
+            let deviation: f64 = variances.map(f64::sqrt).sum();
+            (seconds, 2.0 * deviation.abs())
+        };
+        let (running_seconds, running_error_seconds) = in_collection(true);
+        let (off_seconds, off_error_seconds) = in_collection(false);
+        Split {
+            running_seconds,
+            off_seconds,
+            running_error_seconds,
+            off_error_seconds,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -451,7 +241,7 @@ impl StackTimes {
         }
     }
 
-    /// The time that threads ran, and no sample stands for. It is what is left of an exact time.
+    /// The time that threads ran and no sample covers: what is left of an exact time.
     fn not_sampled(time: Duration) -> StackTimes {
         StackTimes {
             tid: None,
@@ -476,15 +266,15 @@ impl StackTimes {
 
     /// The name of its thread in a row of it.
     fn thread_name(&self) -> String {
-        let said = self.thread_in_words();
+        let suffix = self.thread_suffix();
         match self.tid {
-            Some(tid) => format!("{tid} {}{said}", self.thread),
+            Some(tid) => format!("{tid} {}{suffix}", self.thread),
             None => NOT_SAMPLED.to_owned(),
         }
     }
 
     /// What its thread is, and of which domain, to follow its name; empty if it is not known.
-    fn thread_in_words(&self) -> String {
+    fn thread_suffix(&self) -> String {
         if self.role == "other" && self.domain.is_none() {
             return String::new();
         }
@@ -503,8 +293,8 @@ impl StackTimes {
             root.to_owned()
         });
         let thread = self.tid.filter(|_| by == ProfileBy::Thread).map(|tid| {
-            let said = self.thread_in_words();
-            format!("{} {tid}{said}", self.thread)
+            let suffix = self.thread_suffix();
+            format!("{} {tid}{suffix}", self.thread)
         });
         let frames = self.frames.iter().rev().cloned();
         let roots = collection.into_iter().chain(thread);
@@ -536,36 +326,12 @@ impl ProfileReport {
         let wanted = profile.stacks.iter().filter(|it| is_wanted(it.activity));
         let (idle, busy): (Vec<_>, Vec<_>) = wanted.partition(|it| is_idle(it));
         let idle: Duration = idle.iter().map(|it| it.time).sum();
-        let tells_collections = how.tells_collections;
         let waits = Waits::of(profile, &busy, how, is_idle);
         let mut stacks: Vec<StackTimes> = busy.iter().map(|it| StackTimes::of(it, how)).collect();
         if is_wanted(Activity::Running) && !profile.not_sampled.is_zero() {
             let at = stacks.partition_point(|it| it.time >= profile.not_sampled);
             stacks.insert(at, StackTimes::not_sampled(profile.not_sampled));
         }
-        // The time, and two standard deviations of it.
-        let in_collection = |is_running: bool| -> (f64, f64) {
-            let is_meant = |it: &&StackTimes| {
-                it.in_collection == Some(true) && (it.state == "running") == is_running
-            };
-            // The sum of nothing is -0.
-            let seconds = stacks.iter().filter(is_meant).map(|it| it.seconds);
-            let seconds = seconds.sum::<f64>().abs();
-            // A collection is found at the same moments for all threads: their errors are not independent, and add up.
-            let one = variance_of_sample(profile.seconds, profile.samples);
-            let mut threads: HashMap<i32, [f64; 2]> = HashMap::new();
-            for (stack, tid) in stacks.iter().filter_map(|it| Some((it, it.tid?))) {
-                let [part, all] = threads.entry(tid).or_default();
-                *all += stack.split_variance;
-                if is_meant(&stack) {
-                    *part += stack.split_variance;
-                }
-            }
-            let variances = threads.into_values();
-            let variances = variances.map(|[part, all]| variance_of_part(part, all, one));
-            let deviation: f64 = variances.map(f64::sqrt).sum();
-            (seconds, 2.0 * deviation.abs())
-        };
         ProfileReport {
             version: VERSION,
             pid,
@@ -588,16 +354,7 @@ impl ProfileReport {
             stops: profile.stops,
             stopped_seconds: profile.stopped.as_secs_f64(),
             idle_seconds: idle.as_secs_f64(),
-            in_collection: tells_collections.then(|| {
-                let (running_seconds, running_error_seconds) = in_collection(true);
-                let (off_seconds, off_error_seconds) = in_collection(false);
-                Split {
-                    running_seconds,
-                    off_seconds,
-                    running_error_seconds,
-                    off_error_seconds,
-                }
-            }),
+            in_collection: how.tells_collections.then(|| Split::of(&stacks, profile)),
             waits,
             how,
             functions: rows::functions(&stacks),
@@ -617,108 +374,15 @@ impl ProfileReport {
     pub(crate) fn excess(&self) -> Option<String> {
         self.waits.excess()
     }
-
-    /// The time of each stack in microseconds, the outermost function first. Stacks of less than one microsecond are
-    /// left out: inferno fails if all counts are zero.
-    fn folded(&self) -> Vec<(Vec<String>, u64)> {
-        let mut sums: BTreeMap<Vec<String>, Duration> = BTreeMap::new();
-        for stack in &self.stacks {
-            *sums.entry(stack.path(self.how.by)).or_default() += stack.time;
-        }
-        let sums = sums.into_iter();
-        sums.map(|(path, time)| (path, time.as_micros() as u64))
-            .filter(|(_, time)| *time > 0)
-            .collect()
-    }
-
-    /// The lines of the folded format, which flamegraph.pl and inferno read: functions with ; between them, and the
-    /// microseconds.
-    fn folded_lines(&self) -> Vec<String> {
-        lines(self.folded())
-    }
-
-    /// The same without the calls of a function by itself: recursion may be thousands of frames deep.
-    fn drawn_lines(&self) -> Vec<String> {
-        let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
-        for (mut path, time) in self.folded() {
-            path.dedup();
-            *sums.entry(path).or_default() += time;
-        }
-        lines(sums)
-    }
-
-    pub(crate) fn picture(&self, kind: PictureKind, title: &str) -> Result<Vec<u8>, Failure> {
-        match kind {
-            PictureKind::Folded => {
-                let lines = self.folded_lines();
-                let text: String = lines.into_iter().map(|line| line + "\n").collect();
-                Ok(text.into_bytes())
-            }
-            PictureKind::Speedscope => Ok(self.speedscope(title).into_bytes()),
-            PictureKind::Svg => self.svg(title),
-            PictureKind::Pprof => pprof::encoded(&self.folded()).map_err(Failure::Output),
-        }
-    }
-
-    fn svg(&self, title: &str) -> Result<Vec<u8>, Failure> {
-        let lines = self.drawn_lines();
-        let lines: Vec<&str> = if lines.is_empty() {
-            vec!["[nothing] 1"]
-        } else {
-            lines.iter().map(|line| &**line).collect()
-        };
-        let mut options = flamegraph::Options::default();
-        options.title = title.to_owned();
-        options.count_name = "us".to_owned();
-        options.min_width = MIN_DRAWN;
-        options.deterministic = true;
-        let mut svg = Vec::new();
-        let drawn = flamegraph::from_lines(&mut options, lines, &mut svg);
-        drawn.map(|()| svg).map_err(Failure::Output)
-    }
-
-    /// The format of speedscope.app: <https://www.speedscope.app/file-format-schema.json>
-    fn speedscope(&self, title: &str) -> String {
-        let (mut indexes, mut frames): (HashMap<String, usize>, Vec<_>) = Default::default();
-        let (mut samples, mut weights) = (Vec::new(), Vec::new());
-        for (path, time) in self.folded() {
-            let index = |name: String| {
-                *indexes.entry(name).or_insert_with_key(|name| {
-                    frames.push(json!({ "name": name }));
-                    frames.len() - 1
-                })
-            };
-            samples.push(path.into_iter().map(index).collect::<Vec<_>>());
-            weights.push(time);
-        }
-        let all: u64 = weights.iter().sum();
-        let file = json!({
-            "$schema": "https://www.speedscope.app/file-format-schema.json",
-            "name": title,
-            "exporter": concat!("ocaml-probes ", env!("CARGO_PKG_VERSION")),
-            "shared": { "frames": frames },
-            "profiles": [{
-                "type": "sampled", "name": title, "unit": "microseconds",
-                "startValue": 0, "endValue": all, "samples": samples, "weights": weights,
-            }],
-        });
-        format!("{file}\n")
-    }
-}
-
-fn lines(folded: impl IntoIterator<Item = (Vec<String>, u64)>) -> Vec<String> {
-    let line = |(path, time): (Vec<String>, u64)| {
-        let names = path.iter().map(|name| name.replace([';', '\n'], ":"));
-        format!("{} {time}", names.collect::<Vec<_>>().join(";"))
-    };
-    folded.into_iter().map(line).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use probes_lib::WaitMethod;
+
     use super::*;
 
-    fn stack(time: Duration, variance: f64) -> ProfiledStack {
+    pub(super) fn stack(time: Duration, variance: f64) -> ProfiledStack {
         ProfiledStack {
             tid: 1,
             thread_name: "main".to_owned(),
@@ -834,30 +498,6 @@ mod tests {
         for error in [split.running_error_seconds, split.off_error_seconds] {
             assert!((0.018..0.022).contains(&error), "{error}");
         }
-    }
-
-    #[test]
-    fn errors_of_waits_are_never_forgotten() {
-        let of = |waits: f64, runs: f64| {
-            let stack = |activity, variance| ProfiledStack {
-                activity,
-                ..stack(Duration::ZERO, variance)
-            };
-            let stacks = [
-                stack(Activity::Running, runs),
-                stack(Activity::Waiting, waits),
-            ];
-            // 100 samples of 10 ms.
-            variance_of_waits(stacks.iter(), Duration::from_secs(1), 100).sqrt()
-        };
-        assert_eq!(of(0.0, 0.0), 0.0, "each is exact");
-        // Never seen to wait, and never seen to run: as if it was once.
-        for never in [of(0.0, 100e-4), of(100e-4, 0.0)] {
-            assert!((0.009..0.011).contains(&never), "{never}");
-        }
-        // Half of 100 samples: 10 ms * sqrt(100 / 4).
-        let half = of(50e-4, 50e-4);
-        assert!((0.0499..0.0501).contains(&half), "{half}");
     }
 
     #[test]

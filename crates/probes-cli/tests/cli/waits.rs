@@ -137,7 +137,7 @@ fn waits_seen_in_part_have_no_length() {
         "{table}"
     );
     assert!(
-        table.contains("0 waits, each recorded; of 1 more (behind +) only a part"),
+        table.contains("0 waits, each recorded; 1 more (after +) seen in part"),
         "{table}"
     );
     let plain = run(&format!(

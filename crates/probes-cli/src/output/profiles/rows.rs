@@ -8,9 +8,8 @@ use probes_lib::WaitTimes;
 
 use super::super::latencies::with_unit;
 use super::super::table::table;
-use super::{
-    Distribution, FunctionTimes, NOT_SAMPLED, ProfileBy, ProfileReport, StackTimes, TotalTimes,
-};
+use super::waits::Distribution;
+use super::{FunctionTimes, NOT_SAMPLED, ProfileBy, ProfileReport, StackTimes, TotalTimes};
 use crate::text::{Escaped, number_of};
 
 /// How many rows a table has at most.
@@ -296,7 +295,7 @@ impl Distribution {
         format!("{} {}", self.count, self.lengths(seconds, "-").join(" "))
     }
 
-    /// The number of those that were seen whole, and behind + that of the others; and the lengths.
+    /// The number of those that were seen whole, and after + that of the others; and the lengths.
     fn cells(&self) -> Vec<String> {
         let count = match self.parts {
             0 => self.count.to_string(),
