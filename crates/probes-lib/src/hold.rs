@@ -4,7 +4,8 @@
 use crate::error::Result;
 use crate::select::{Actions, choose, choose_undo};
 use crate::target::Target;
-use crate::update::holds::{HoldChange, HoldRecord, Holders, ReleasedHold, holders};
+use crate::update::holds::journal::{HoldChange, HoldJournal};
+use crate::update::holds::{Holders, ReleasedHold, holders};
 use crate::update::options::Options;
 use crate::update::report::Report;
 
@@ -27,7 +28,7 @@ use crate::update::report::Report;
 pub struct Hold {
     target: Target,
     report: Report,
-    record: HoldRecord,
+    record: HoldJournal,
 }
 
 impl Hold {
@@ -70,7 +71,7 @@ impl Target {
     ///
     /// See [`Target::update_with`].
     pub fn hold(&self, actions: &Actions, options: Options) -> Result<Hold> {
-        let record = HoldRecord::new(self.opened.process());
+        let record = HoldJournal::new(self.opened.process());
         let choose = |program: &_| choose(program, actions);
         let hold = Some((&record, HoldChange::Take));
         let report = self.carry_out(&choose, options, hold)?;

@@ -19,7 +19,8 @@ use crate::select::{Actions, choose, choose_undo};
 use crate::sys::pidfd;
 use crate::update::attempt::{Choose, Updater};
 use crate::update::code_digest::{CodeDigest, DigestReader};
-use crate::update::holds::{HoldChange, HoldRecord, ReleasedHold};
+use crate::update::holds::ReleasedHold;
+use crate::update::holds::journal::{HoldChange, HoldJournal};
 use crate::update::options::Options;
 use crate::update::report::{ProbeStates, Report};
 use crate::update::states::{ObservedMemory, StatesReader};
@@ -311,7 +312,7 @@ impl Target {
         &self,
         choose: Choose<'_>,
         options: Options,
-        hold: Option<(&HoldRecord, HoldChange)>,
+        hold: Option<(&HoldJournal, HoldChange)>,
     ) -> Result<Report> {
         let updater = Updater {
             hold,

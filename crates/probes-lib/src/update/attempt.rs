@@ -15,7 +15,8 @@ use crate::process::program::Program;
 use crate::select::{Choice, choose_undo};
 use crate::trace::tracee_set::is_follower;
 use crate::trace::tracer::with_tracer;
-use crate::update::holds::{self, HoldChange, HoldRecord, ProcessRecords, ReleasedHold};
+use crate::update::holds::journal::{HoldChange, HoldJournal};
+use crate::update::holds::{self, ProcessRecords, ReleasedHold};
 use crate::update::lock;
 use crate::update::options::Options;
 use crate::update::patch::PatchOutcome;
@@ -36,7 +37,7 @@ pub(crate) struct Updater<'u> {
     /// patched.
     pub(crate) hide: fn(ProcessMemory, &[Mapping]) -> Shadowed<ProcessMemory>,
     /// Where the update is recorded, if it is one of a hold.
-    pub(crate) hold: Option<(&'u HoldRecord, HoldChange)>,
+    pub(crate) hold: Option<(&'u HoldJournal, HoldChange)>,
 }
 
 impl Updater<'_> {
@@ -60,7 +61,7 @@ impl Updater<'_> {
         let _lock = holds::settled_lock(process, deadline)?;
         let done = self.update_locked(choose, deadline);
         if let Some((hold, change)) = self.hold {
-            hold.conclude(process, change, done.as_ref());
+            hold.record_outcome(process, change, done.as_ref());
         }
         done
     }
@@ -91,14 +92,14 @@ impl Updater<'_> {
             let Some((file, record)) = records.lock(found) else {
                 continue;
             };
-            let hold = HoldRecord::of_dead(file, record, held_by_keepers.clone());
+            let hold = HoldJournal::of_dead(file, record, held_by_keepers.clone());
             let updater = Updater {
                 hold: Some((&hold, HoldChange::GiveBack)),
                 ..*self
             };
             let choose = |program: &Program| choose_undo(program, &hold.applied(program));
             let done = updater.update_locked(&choose, Instant::now() + self.options.time_limit);
-            hold.conclude(process, HoldChange::GiveBack, done.as_ref());
+            hold.record_outcome(process, HoldChange::GiveBack, done.as_ref());
             let left = hold.names();
             released.push(ReleasedHold {
                 holder,
@@ -197,7 +198,7 @@ impl Updater<'_> {
                 // An object has just been unloaded.
                 Err(error) if opened.is_unloaded(&error) => {
                     if let Some((hold, change)) = self.hold {
-                        hold.conclude(opened.process(), change, Err(&error));
+                        hold.record_outcome(opened.process(), change, Err(&error));
                     }
                 }
                 Err(error) => return Err(error),
@@ -250,17 +251,17 @@ impl Updater<'_> {
     }
 
     /// Records what is about to be written, if it is part of a hold.
-    fn announce(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
+    fn record_intent(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
         match self.hold {
-            Some((hold, change)) => prepared.announce(hold, change),
+            Some((hold, change)) => prepared.record_intent(hold, change),
             None => Ok(()),
         }
     }
 
     /// Records what stays held after an update that has nothing to write, if it gives back a hold.
-    fn announce_without_writes(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
+    fn record_intent_without_writes(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
         match self.hold {
-            Some((hold, change)) => prepared.announce_without_writes(hold, change),
+            Some((hold, change)) => prepared.record_intent_without_writes(hold, change),
             None => Ok(()),
         }
     }
@@ -288,12 +289,12 @@ impl Updater<'_> {
         };
         match prepared {
             Some(prepared) if prepared.has_nothing_to_do() => {
-                self.announce_without_writes(&prepared)?;
+                self.record_intent_without_writes(&prepared)?;
                 return Ok(Some(prepared.report(Duration::ZERO)));
             }
             Some(ref prepared) => {
                 prepared.break_copy_on_write();
-                self.announce(prepared)?;
+                self.record_intent(prepared)?;
             }
             None => {}
         }
@@ -314,7 +315,7 @@ impl Updater<'_> {
             self.not_carried_out();
             // The states have changed since they were read; now that the process is stopped, they cannot.
             let prepared = self.prepare(context, request)?;
-            self.announce(&prepared)?;
+            self.record_intent(&prepared)?;
             let done = prepared.carry_out(&stopped)? == PatchOutcome::Done;
             Ok(done.then_some((prepared, digest)))
         })?;
@@ -333,10 +334,10 @@ impl Updater<'_> {
     ) -> Result<Option<Report>> {
         let prepared = self.prepare(context, request)?;
         if prepared.has_nothing_to_do() {
-            self.announce_without_writes(&prepared)?;
+            self.record_intent_without_writes(&prepared)?;
             return Ok(Some(prepared.report(Duration::ZERO)));
         }
-        self.announce(&prepared)?;
+        self.record_intent(&prepared)?;
         // Digests are written only into a stopped process: a running thread may be computing one.
         let digest = context.digests(request.choices).unwritten();
         let done = carry_out(&prepared)? == PatchOutcome::Done;

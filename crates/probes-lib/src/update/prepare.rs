@@ -20,7 +20,7 @@ use crate::sys::code_page::FilePage;
 use crate::trace::stopped::Stopped;
 use crate::update::breakpoints;
 use crate::update::code_digest::{self, CodeDigest, CodeDigests};
-use crate::update::holds::{HoldChange, HoldRecord};
+use crate::update::holds::journal::{HoldChange, HoldJournal};
 use crate::update::options::Options;
 use crate::update::own_process::OwnMemory;
 use crate::update::patch::{self, PatchOutcome};
@@ -165,24 +165,24 @@ impl PreparedUpdate<'_> {
     ///
     /// # Errors
     ///
-    /// See [`HoldRecord::announce`].
-    pub(crate) fn announce(&self, hold: &HoldRecord, change: HoldChange) -> Result<()> {
+    /// See [`HoldJournal::record_intent`].
+    pub(crate) fn record_intent(&self, hold: &HoldJournal, change: HoldChange) -> Result<()> {
         let UpdateContext { process, image, .. } = self.context;
-        hold.announce(&self.plan, &image.program, change, process.pid())
+        hold.record_intent(&self.plan, &image.program, change, process.pid())
     }
 
     /// Records what stays held after the plan, which has nothing to write.
     ///
     /// # Errors
     ///
-    /// See [`HoldRecord::announce`].
-    pub(crate) fn announce_without_writes(
+    /// See [`HoldJournal::record_intent`].
+    pub(crate) fn record_intent_without_writes(
         &self,
-        hold: &HoldRecord,
+        hold: &HoldJournal,
         change: HoldChange,
     ) -> Result<()> {
         let UpdateContext { process, image, .. } = self.context;
-        hold.announce_without_writes(&self.plan, &image.program, change, process.pid())
+        hold.record_intent_without_writes(&self.plan, &image.program, change, process.pid())
     }
 
     /// Returns the names of the probes whose counters are set, whatever they were.

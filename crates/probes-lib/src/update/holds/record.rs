@@ -10,8 +10,8 @@
 //! settled aab?                            what became of each: (a)fter, (b)efore, (?) unknown
 //! ```
 //!
-//! A record only grows. A change of the counters is announced by an `intent` before its first write, and
-//! concluded by `settled`. If the holder is killed between the two, the counters tell which were written: see
+//! A record only grows. A change of the counters is recorded as an `intent` before its first write, and
+//! as `settled` after the last. If the holder is killed between the two, the counters tell which were written: see
 //! [`ParsedRecord::outcomes_by`]. An `intent` says everything that is held, so the last one counts, with the last
 //! `settled` after it. What was cut off at the end counts as not written.
 
@@ -202,7 +202,7 @@ pub(crate) fn head(process: &ProcessKey, holder: &HolderRecord) -> String {
     )
 }
 
-/// Returns the part that announces a change.
+/// Returns the part that tells of an intended change.
 pub(crate) fn intent(entries: &[CounterEntry]) -> String {
     let mut text = format!("intent {}\n", entries.len());
     for entry in entries {
@@ -222,7 +222,7 @@ pub(crate) fn intent(entries: &[CounterEntry]) -> String {
     text + "end\n"
 }
 
-/// Returns the part that concludes a change.
+/// Returns the part that tells what became of a change.
 pub(crate) fn settled(outcomes: &[EntryOutcome]) -> String {
     let letter = |outcome: &EntryOutcome| match outcome {
         EntryOutcome::After => 'a',

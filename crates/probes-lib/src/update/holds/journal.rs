@@ -1,0 +1,402 @@
+//! [`HoldJournal`]: the record of a hold as its holder writes it: what it is about to change, and then what became of
+//! that.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::address::LiveAddr;
+use crate::error::{Error, Operation, Result};
+use crate::process::Process;
+use crate::process::program::Program;
+use crate::select::AppliedChange;
+use crate::update::holds::entries::{given_back, taken};
+use crate::update::holds::files::{Directory, LockedRecord};
+use crate::update::holds::process_records::{is_stale, outcomes_now};
+use crate::update::holds::record::{
+    self, CounterEntry, EntryOutcome, Held, HolderRecord, ParsedRecord, ProcessKey,
+};
+use crate::update::plan::UpdatePlan;
+use crate::update::report::Report;
+
+/// Whether a change takes a hold, or gives it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldChange {
+    Take,
+    GiveBack,
+}
+
+/// The record of a hold: ours, or one whose holder is dead.
+#[derive(Debug)]
+pub(crate) struct HoldJournal {
+    state: Mutex<HoldState>,
+    /// Whether a change that cannot be recorded is not made.
+    is_required: bool,
+    /// What other holders, who keep it, hold of each counter.
+    held_by_others: HashMap<LiveAddr, i32>,
+}
+
+/// What to do if it cannot be recorded what became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OnFailure {
+    /// Go on without a record, which the holder says ([`HoldJournal::failure`]).
+    GiveUp,
+    /// Keep the record as it is: something is still held that nobody else knows of.
+    KeepIntent,
+}
+
+#[derive(Debug)]
+struct HoldState {
+    /// `None` before the first change, if that cannot be recorded, and after everything was given back.
+    file: Option<LockedRecord>,
+    record: ParsedRecord,
+    /// Why it is not recorded.
+    failure: Option<io::Error>,
+}
+
+impl HoldJournal {
+    /// Returns the record of a hold that we are about to take. Nothing is written yet.
+    pub(crate) fn new(process: &Process) -> HoldJournal {
+        let (process, failure) = match ProcessKey::of(process) {
+            Ok(key) => (key, None),
+            Err(error) => (ProcessKey::default(), Some(error)),
+        };
+        let record = ParsedRecord {
+            process,
+            holder: HolderRecord::own(),
+            entries: Vec::new(),
+            outcomes: Some(Vec::new()),
+            complete: 0,
+        };
+        HoldJournal {
+            state: Mutex::new(HoldState {
+                file: None,
+                record,
+                failure,
+            }),
+            is_required: false,
+            held_by_others: HashMap::new(),
+        }
+    }
+
+    /// Returns the record of a dead holder; `held_by_others` is what those hold of each counter who keep it.
+    pub(crate) fn of_dead(
+        file: LockedRecord,
+        record: ParsedRecord,
+        held_by_others: HashMap<LiveAddr, i32>,
+    ) -> HoldJournal {
+        HoldJournal {
+            state: Mutex::new(HoldState {
+                file: Some(file),
+                record,
+                failure: None,
+            }),
+            is_required: true,
+            held_by_others,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, HoldState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns why the hold is not recorded; `None` if it is, or there is nothing to record.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.state().failure.as_ref().map(ToString::to_string)
+    }
+
+    /// Returns what is held, as changes to be undone in a program that may have fewer objects by now. The
+    /// probes of which nothing is held are among them: their sites may be half switched.
+    pub(crate) fn applied(&self, program: &Program) -> Vec<AppliedChange> {
+        let state = self.state();
+        let mut applied: Vec<(&CounterEntry, Vec<(LiveAddr, i32)>)> = Vec::new();
+        let mut index_of: HashMap<&str, usize> = HashMap::new();
+        for Held { entry, amount } in state.record.held() {
+            if program.probe(&entry.name).is_none() {
+                continue;
+            }
+            let index = *index_of.entry(&entry.name).or_insert(applied.len());
+            if index == applied.len() {
+                applied.push((entry, Vec::new()));
+            }
+            applied[index].1.push((entry.at, amount));
+        }
+        let change = |(entry, added): (&CounterEntry, Vec<_>)| AppliedChange {
+            name: entry.name.clone(),
+            stage: entry.stage,
+            added: added.into(),
+        };
+        applied.into_iter().map(change).collect()
+    }
+
+    /// Returns the names of the probes of which something is held; none once the record is deleted.
+    pub(crate) fn names(&self) -> HashSet<String> {
+        let state = self.state();
+        if state.file.is_none() {
+            return HashSet::new();
+        }
+        let held = state.record.held().filter(|held| held.amount != 0);
+        held.map(|held| held.entry.name.clone()).collect()
+    }
+
+    /// Records that a plan gives back what it can, without a write. Nothing is recorded if nothing stays held: the
+    /// record is deleted then ([`HoldJournal::record_outcome`]).
+    ///
+    /// # Errors
+    ///
+    /// See [`HoldJournal::record_intent`].
+    pub(crate) fn record_intent_without_writes(
+        &self,
+        plan: &UpdatePlan,
+        program: &Program,
+        change: HoldChange,
+        pid: i32,
+    ) -> Result<()> {
+        let left = || given_back(&self.state().record, plan, program, &self.held_by_others);
+        if change == HoldChange::GiveBack && left().iter().any(|entry| entry.held_after != 0) {
+            self.record_intent(plan, program, change, pid)?;
+        }
+        Ok(())
+    }
+
+    /// Records what a plan is about to write.
+    ///
+    /// # Errors
+    ///
+    /// Only for a dead holder's record, which stays as it is. A hold of ours goes on without a record.
+    pub(crate) fn record_intent(
+        &self,
+        plan: &UpdatePlan,
+        program: &Program,
+        change: HoldChange,
+        pid: i32,
+    ) -> Result<()> {
+        let mut state = self.state();
+        let state = &mut *state;
+        let is_first = state.file.is_none() && change == HoldChange::Take;
+        if state.failure.is_some() || !(is_first || state.file.is_some()) {
+            return Ok(());
+        }
+        let entries = match change {
+            HoldChange::Take => taken(plan, program),
+            HoldChange::GiveBack => given_back(&state.record, plan, program, &self.held_by_others),
+        };
+        let part = record::intent(&entries);
+        let written = if is_first {
+            state.create(&part)
+        } else {
+            state.append(&part)
+        };
+        match written {
+            Ok(()) => {
+                state.record.entries = entries;
+                state.record.outcomes = None;
+                Ok(())
+            }
+            Err(source) if self.is_required => {
+                Err(Error::of_call(pid, Operation::RecordHold, source))
+            }
+            Err(error) => {
+                state.give_up(error);
+                Ok(())
+            }
+        }
+    }
+
+    /// Records what became of the intended change: everything was written or, if it failed, what the counters
+    /// say. A record of nothing is deleted.
+    pub(crate) fn record_outcome(
+        &self,
+        process: &Process,
+        change: HoldChange,
+        done: std::result::Result<&Report, &Error>,
+    ) {
+        let mut state = self.state();
+        let state = &mut *state;
+        if state.record.outcomes.is_some() {
+            let is_nothing_left = done.is_ok_and(|report| report.not_undone.is_empty());
+            if change == HoldChange::GiveBack && is_nothing_left {
+                state.remove();
+            }
+            return;
+        }
+        let outcomes = if done.is_ok() {
+            vec![EntryOutcome::After; state.record.entries.len()]
+        } else {
+            outcomes_now(process, &state.record)
+        };
+        let on_failure = match change {
+            HoldChange::Take => OnFailure::GiveUp,
+            HoldChange::GiveBack => OnFailure::KeepIntent,
+        };
+        state.settle(outcomes, self.is_required && done.is_err(), on_failure);
+    }
+
+    /// Records that the intended change was not carried out, before it is tried again: nothing was written.
+    pub(crate) fn not_carried_out(&self) {
+        let mut state = self.state();
+        if state.record.outcomes.is_none() {
+            let outcomes = vec![EntryOutcome::Before; state.record.entries.len()];
+            state.settle(outcomes, self.is_required, OnFailure::GiveUp);
+        }
+    }
+
+    /// Deletes the record: the process has exited, or executed another program.
+    pub(crate) fn remove(&self) {
+        self.state().remove();
+    }
+}
+
+impl HoldState {
+    /// Creates the file, with its first part.
+    fn create(&mut self, part: &str) -> io::Result<()> {
+        let directory = Directory::own()?;
+        let process = self.record.process;
+        directory
+            .sweep(|pid, start, namespace, file| is_stale(&process, (pid, start, namespace), file));
+        let text = record::head(&process, &self.record.holder) + part;
+        let file = directory.new_record(&process)?;
+        if let Err(error) = file.append(0, &text) {
+            file.remove();
+            return Err(error);
+        }
+        self.file = Some(file);
+        self.record.complete = text.len();
+        Ok(())
+    }
+
+    /// Records what became of the intended change. A record of nothing is deleted, unless it `stays`: that of a dead holder says which sites
+    /// may be half switched.
+    fn settle(&mut self, outcomes: Vec<EntryOutcome>, stays: bool, on_failure: OnFailure) {
+        let part = record::settled(&outcomes);
+        self.record.outcomes = Some(outcomes);
+        if !stays && !self.record.holds_anything() {
+            self.remove();
+            return;
+        }
+        match (self.append(&part), on_failure) {
+            (Err(error), OnFailure::GiveUp) if !stays => self.give_up(error),
+            // The intent stays, and the counters tell what became of it.
+            _ => {}
+        }
+    }
+
+    fn append(&mut self, part: &str) -> io::Result<()> {
+        if let Some(file) = &self.file {
+            file.append(self.record.complete, part)?;
+            self.record.complete += part.len();
+        }
+        Ok(())
+    }
+
+    /// Goes on without a record: one that is not true would be worse.
+    fn give_up(&mut self, error: io::Error) {
+        self.remove();
+        self.failure = Some(error);
+    }
+
+    fn remove(&mut self) {
+        if let Some(file) = self.file.take() {
+            file.remove();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::select::{Action, Actions, Selector};
+    use crate::testing::SimulatedProcess;
+    use crate::update::holds::files::MAX_RECORD;
+
+    #[test]
+    fn change_tried_again_keeps_what_was_held() {
+        let process = Process::own().unwrap();
+        let hold = HoldJournal::new(&process);
+        let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
+        let (start, stop) = ("single".to_owned(), "many".to_owned());
+        let enable = Actions::of(Action::Enable, Selector::Pair { start, stop });
+        let (_, on) = simulated.plan(&enable).unwrap();
+        let (pid, done) = (process.pid(), Report::of_nothing(process.pid()));
+        let record_intent = |plan: &UpdatePlan, program: &Program, change| {
+            hold.record_intent(plan, program, change, pid).unwrap();
+        };
+        let held = |program: &Program| -> i32 {
+            let applied = hold.applied(program);
+            let added = applied.iter().flat_map(|it| it.added.iter());
+            added.map(|(_, amount)| amount).sum()
+        };
+        record_intent(&on, &simulated.program, HoldChange::Take);
+        hold.not_carried_out();
+        assert_eq!((hold.failure(), held(&simulated.program)), (None, 0));
+        // Nothing was to be done the next time: nothing is held.
+        hold.record_outcome(&process, HoldChange::Take, Ok(&done));
+        assert_eq!(held(&simulated.program), 0);
+        record_intent(&on, &simulated.program, HoldChange::Take);
+        simulated.update(&enable).unwrap();
+        hold.record_outcome(&process, HoldChange::Take, Ok(&done));
+        assert_eq!(held(&simulated.program), 4);
+
+        let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
+        let stages = |program: &Program| -> BTreeMap<String, u8> {
+            let applied = hold.applied(program).into_iter();
+            applied.map(|it| (it.name, it.stage)).collect()
+        };
+        let before = stages(&simulated.program);
+        record_intent(&off, &simulated.program, HoldChange::GiveBack);
+        hold.not_carried_out();
+        assert_eq!(held(&simulated.program), 4);
+        assert_eq!(stages(&simulated.program), before);
+        record_intent(&off, &simulated.program, HoldChange::GiveBack);
+        hold.record_outcome(&process, HoldChange::GiveBack, Ok(&done));
+        assert_eq!(held(&simulated.program), 0);
+        assert!(hold.state().file.is_none());
+    }
+
+    #[test]
+    fn failed_write_keeps_what_was_recorded_first() {
+        let process = Process::own().unwrap();
+        let hold = HoldJournal::new(&process);
+        let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
+        let enable = Actions::of(Action::Enable, Selector::All);
+        let (_, on) = simulated.plan(&enable).unwrap();
+        let (pid, done) = (process.pid(), Report::of_nothing(process.pid()));
+        hold.record_intent(&on, &simulated.program, HoldChange::Take, pid)
+            .unwrap();
+        simulated.update(&enable).unwrap();
+        hold.record_outcome(&process, HoldChange::Take, Ok(&done));
+
+        // Something else is in the code of one probe, which stays held.
+        let choices = simulated.undo(&on);
+        let nop = LiveAddr(simulated.opcodes("single")[0].0 - 1);
+        simulated.memory.poke(nop, &[0xcc]);
+        let (_, off) = simulated.plan_for(&choices, false).unwrap();
+        assert_eq!(off.not_undone.len(), 1);
+        hold.record_intent(&off, &simulated.program, HoldChange::GiveBack, pid)
+            .unwrap();
+        // No record is so long.
+        hold.state().record.complete = MAX_RECORD as usize;
+        hold.record_outcome(&process, HoldChange::GiveBack, Ok(&done));
+        assert_eq!(hold.failure(), None);
+        let bytes = hold.state().file.as_ref().unwrap().file().read().unwrap();
+        let record = ParsedRecord::parse(&bytes).unwrap();
+        assert_eq!(record.outcomes, None);
+        let counters = |at: LiveAddr| {
+            record
+                .entries
+                .iter()
+                .find(|it| it.at == at)
+                .map(|it| it.after)
+        };
+        let settled = ParsedRecord {
+            outcomes: Some(record.outcomes_by(counters)),
+            ..record.clone()
+        };
+        let held = settled.held().filter(|held| held.amount != 0);
+        let names: HashSet<&str> = held.map(|held| held.entry.name.as_str()).collect();
+        assert_eq!(names, HashSet::from(["single"]));
+        hold.remove();
+    }
+}

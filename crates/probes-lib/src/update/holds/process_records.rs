@@ -1,0 +1,315 @@
+//! The records that the holders of probes of a process have written: which are believed, and what became of those whose
+//! holder was killed.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+
+use crate::address::LiveAddr;
+use crate::error::ToolProcess;
+use crate::memory::ReadMemory;
+use crate::process::Process;
+use crate::process::load_bias::auxv_value;
+use crate::process::memory::ProcessMemory;
+use crate::process::status;
+use crate::process::tool::{own_namespace, since_boot};
+use crate::update::holds::files::{Directory, LockedRecord, RecordFile};
+use crate::update::holds::record::{
+    self, EntryOutcome, Held, HolderRecord, ParsedRecord, ProcessKey,
+};
+use crate::update::holds::{HeldProbe, Holder};
+
+/// `AT_RANDOM` of getauxval(3): "The address of sixteen bytes containing a random value."
+const AT_RANDOM: u64 = 25;
+
+/// How often, and after which pause, the record of a dying holder is read again: the kernel may release its
+/// update lock some microseconds before the lock of its record.
+const DYING: (usize, Duration) = (20, Duration::from_micros(500));
+
+impl ProcessKey {
+    /// Returns the key of a process and its program.
+    pub(super) fn of(process: &Process) -> io::Result<ProcessKey> {
+        let unknown = || io::Error::other("the process cannot be told from others");
+        let (pid, start, namespace) = names_of(process)?;
+        let auxv = process.read_of_living_thread("auxv")?;
+        let at = auxv_value(&auxv, AT_RANDOM).ok_or_else(unknown)?;
+        let mut random = [0; 16];
+        ProcessMemory::open(process, OFlag::O_RDONLY)?.read(LiveAddr(at), &mut random)?;
+        Ok(ProcessKey {
+            pid,
+            start,
+            namespace,
+            random: u128::from_le_bytes(random),
+        })
+    }
+}
+
+/// Returns what the names of the records of a process begin with.
+fn names_of(process: &Process) -> io::Result<(i32, u64, u64)> {
+    let stat = process.read("stat")?;
+    let start = status::start_time(&stat).ok_or(io::ErrorKind::InvalidData)?;
+    Ok((process.pid(), start, own_namespace()))
+}
+
+/// The records of one process, wherever they are believed: those of root, of us, and of the user that the
+/// process belongs to, who could change its counters anyway.
+pub(crate) struct ProcessRecords {
+    directories: Vec<Arc<Directory>>,
+    key: ProcessKey,
+}
+
+/// A record that was found.
+pub(crate) struct FoundRecord {
+    pub(crate) file: RecordFile,
+    pub(crate) record: ParsedRecord,
+    /// Whether its holder is alive, or a tool is giving it back on its behalf.
+    pub(crate) is_alive: bool,
+}
+
+impl FoundRecord {
+    /// Returns its holder, with what that holds.
+    pub(crate) fn holder(&self) -> Holder {
+        let HolderRecord {
+            pid,
+            namespace,
+            begun,
+            ref command,
+        } = self.record.holder;
+        let mut probes: Vec<HeldProbe> = Vec::new();
+        let mut index_of: HashMap<&str, usize> = HashMap::new();
+        for Held { entry, amount } in self.record.held().filter(|held| held.amount != 0) {
+            let index = *index_of.entry(&entry.name).or_insert(probes.len());
+            match probes.get_mut(index) {
+                Some(probe) if amount.abs() > probe.amount.abs() => probe.amount = amount,
+                Some(_) => {}
+                None => probes.push(HeldProbe {
+                    name: entry.name.clone(),
+                    amount,
+                }),
+            }
+        }
+        let directory = self.file.directory();
+        Holder {
+            tool: ToolProcess {
+                pid,
+                is_in_our_namespace: namespace == own_namespace(),
+                command: command.clone(),
+                age: since_boot().saturating_sub(Duration::from_nanos(begun)),
+                is_alive: self.is_alive,
+                observes_another: false,
+            },
+            user: directory.owner,
+            can_be_released: directory.can_write(),
+            probes,
+        }
+    }
+}
+
+impl ProcessRecords {
+    /// Returns `None` if there is no record of this process, or it is not known which program it executes: its
+    /// memory cannot be read.
+    pub(crate) fn of(process: &Process) -> Option<ProcessRecords> {
+        let own = geteuid().as_raw();
+        let mut directories = Directory::of_users(&[own, 0, process.effective_user()]);
+        let pid = process.pid();
+        if !directories
+            .iter()
+            .any(|directory| directory.has_records_of(pid))
+        {
+            return None;
+        }
+        // A user does not own a program that has gained privileges.
+        let owner = process.owner().unwrap_or(own);
+        directories.retain(|directory| [own, 0, owner].contains(&directory.owner));
+        let key = ProcessKey::of(process).ok()?;
+        Some(ProcessRecords { directories, key })
+    }
+
+    /// Returns the names of the records' files, with their directories.
+    fn names(&self) -> Vec<(Arc<Directory>, String)> {
+        let ProcessKey {
+            pid,
+            start,
+            namespace,
+            ..
+        } = self.key;
+        let names = |directory: &Arc<Directory>| {
+            let names = directory.records_of(pid, start, namespace).into_iter();
+            let directory = directory.clone();
+            names.map(move |name| (directory.clone(), name))
+        };
+        self.directories.iter().flat_map(names).collect()
+    }
+
+    /// Reads all records; also returns how many cannot be read, which are not believed.
+    pub(crate) fn read(&self) -> (Vec<FoundRecord>, usize) {
+        let mut unreadable = 0;
+        let mut found = Vec::new();
+        for (directory, name) in self.names() {
+            match self.open(&directory, &name) {
+                Ok(one) => found.extend(one),
+                Err(_) => unreadable += 1,
+            }
+        }
+        (found, unreadable)
+    }
+
+    /// Opens a record; returns `None` if it has just been deleted, is still empty, or is about a program that the
+    /// process does not execute any more.
+    fn open(&self, directory: &Arc<Directory>, name: &str) -> io::Result<Option<FoundRecord>> {
+        let file = match directory.record(name, directory.can_write()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let is_alive = file.is_locked();
+        let found = self.parse(&file)?;
+        Ok(found.map(|record| FoundRecord {
+            file,
+            record,
+            is_alive,
+        }))
+    }
+
+    fn parse(&self, file: &RecordFile) -> io::Result<Option<ParsedRecord>> {
+        let bytes = file.read()?;
+        if bytes.is_empty() {
+            // Its holder was killed before it wrote anything, or is about to.
+            return Ok(None);
+        }
+        let mut record = ParsedRecord::parse(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+        let is_marked = |directory: &Arc<Directory>| directory.is_marked_changed(&file.name);
+        if self.directories.iter().any(is_marked) {
+            record.outcomes = Some(vec![EntryOutcome::Unknown; record.entries.len()]);
+        }
+        Ok((record.process == self.key).then_some(record))
+    }
+
+    /// Returns what is held of each counter by those of these holders who keep it: they are alive, or another user's.
+    pub(crate) fn held_by_keepers(found: &[FoundRecord]) -> HashMap<LiveAddr, i32> {
+        let mut amounts: HashMap<LiveAddr, i32> = HashMap::new();
+        let keepers = found
+            .iter()
+            .filter(|one| one.is_alive || !one.file.directory().can_write());
+        for held in keepers.flat_map(|one| one.record.held()) {
+            let amount = amounts.entry(held.entry.at).or_default();
+            *amount = amount.saturating_add(held.amount);
+        }
+        amounts
+    }
+
+    /// Locks the record of a dead holder, and reads it again; returns `None` if another tool has it now, or it
+    /// is another user's.
+    pub(crate) fn lock(&self, found: FoundRecord) -> Option<(LockedRecord, ParsedRecord)> {
+        if found.is_alive || !found.file.directory().can_write() {
+            return None;
+        }
+        let locked = found.file.lock()?;
+        let record = self.parse(locked.file()).ok()??;
+        Some((locked, record))
+    }
+
+    /// Finds out what a holder wrote that was killed while it changed counters. To be called with the update
+    /// lock held.
+    pub(super) fn settle(&self, process: &Process) {
+        let (times, pause) = DYING;
+        for (directory, name) in self.names() {
+            for _ in 0..times {
+                match self.open(&directory, &name) {
+                    Ok(Some(found)) if found.record.outcomes.is_none() => {
+                        if !found.is_alive {
+                            self.write_outcomes(found, |record| outcomes_now(process, record));
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
+                std::thread::sleep(pause);
+            }
+        }
+    }
+
+    /// Records that dead holders hold nothing of these probes any more. A record that we may not write is marked:
+    /// then nothing at all is held by it.
+    pub(super) fn forget(&self, is_meant: impl Fn(&str) -> bool) {
+        for found in self.read().0 {
+            if found.is_alive || !found.record.held().any(|held| is_meant(&held.entry.name)) {
+                continue;
+            }
+            self.write_outcomes(found, |record| {
+                let outcomes = record.outcomes.iter().flatten().zip(&record.entries);
+                let forgotten = outcomes.map(|(&outcome, entry)| {
+                    if is_meant(&entry.name) {
+                        EntryOutcome::Unknown
+                    } else {
+                        outcome
+                    }
+                });
+                forgotten.collect()
+            });
+        }
+    }
+
+    /// Writes what became of the entries of a record whose holder is dead.
+    fn write_outcomes(
+        &self,
+        found: FoundRecord,
+        outcomes: impl FnOnce(&ParsedRecord) -> Vec<EntryOutcome>,
+    ) {
+        if !found.file.directory().can_write() {
+            mark_changed(&found.file.name);
+            return;
+        }
+        let Some((locked, record)) = self.lock(found) else {
+            return;
+        };
+        let settled = record::settled(&outcomes(&record));
+        if locked.append(record.complete, &settled).is_err() {
+            // Later, the counters will not tell any more.
+            locked.remove();
+        }
+    }
+}
+
+fn mark_changed(record: &str) {
+    if let Ok(own) = Directory::own() {
+        own.mark_changed(record);
+    }
+}
+
+/// Returns what became of the entries of a record that was not settled, according to the counters.
+pub(crate) fn outcomes_now(process: &Process, record: &ParsedRecord) -> Vec<EntryOutcome> {
+    let memory = ProcessMemory::open(process, OFlag::O_RDONLY).ok();
+    record.outcomes_by(|at| {
+        let mut counter = [0; 2];
+        memory.as_ref()?.read(at, &mut counter).ok()?;
+        Some(u16::from_le_bytes(counter))
+    })
+}
+
+/// Whether a record is outdated: `named`, from the name of its file, is a process that has exited; or it is the process
+/// `of_now`, which does not execute the recorded program any more.
+pub(super) fn is_stale(of_now: &ProcessKey, named: (i32, u64, u64), file: &RecordFile) -> bool {
+    let (pid, start, namespace) = named;
+    if namespace != of_now.namespace {
+        // Its pids are not ours.
+        return false;
+    }
+    if (pid, start) == (of_now.pid, of_now.start) {
+        let record = file
+            .read()
+            .ok()
+            .and_then(|bytes| ParsedRecord::parse(&bytes));
+        return record.is_some_and(|record| record.process != *of_now);
+    }
+    match Process::open(pid).and_then(|process| {
+        let names = names_of(&process);
+        names.map_err(|source| process.exited_or(source))
+    }) {
+        Ok((_, found, _)) => found != start,
+        Err(error) => error.is_gone(),
+    }
+}
