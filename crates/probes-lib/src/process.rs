@@ -440,7 +440,7 @@ impl Process {
 }
 
 /// Checks that pids in /proc are those that ptrace(2) takes: in a /proc of another pid namespace, a pid
-/// may be that of another process. All that is about a process does so itself.
+/// may be that of another process. All functions that open a process call this.
 ///
 /// ```
 /// probes_lib::check_proc()?;

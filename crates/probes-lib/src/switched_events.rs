@@ -117,7 +117,7 @@ impl SwitchedEvents {
         self.observer.events_are_on()
     }
 
-    /// Opens the events once they are on, from now on.
+    /// Opens the events, to read those that are written from now on. They have to be on ([`SwitchedEvents::is_on`](Self::is_on)).
     ///
     /// # Errors
     ///

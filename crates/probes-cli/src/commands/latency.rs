@@ -224,7 +224,7 @@ fn display(args: &Args, output: &Output) -> Result<Display, Failure> {
 
 /// Warns of functions that cannot be timed, and of self times that are those of one stack only.
 fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
-    if args.timed.has_functions() {
+    if args.timed.has_functions_or_usdt() {
         warn_of_uncounted(messages, observer, "timed");
     }
     if args.timed.of_self() {

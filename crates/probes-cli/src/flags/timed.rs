@@ -139,7 +139,7 @@ impl Timed {
     }
 
     /// Whether functions, or USDT probes of C and others, are timed.
-    pub(crate) fn has_functions(&self) -> bool {
+    pub(crate) fn has_functions_or_usdt(&self) -> bool {
         !self.functions.is_empty() || !self.usdt.is_empty()
     }
 
