@@ -185,19 +185,10 @@ impl RunningProcesses {
     pub(crate) fn of<'t>(
         targets: impl Iterator<Item = &'t Target>,
     ) -> Result<RunningProcesses, Failure> {
-        let mut running = RunningProcesses(Vec::new());
-        running.add(targets)?;
-        Ok(running)
-    }
-
-    /// Adds those that have not exited.
-    pub(crate) fn add<'t>(
-        &mut self,
-        targets: impl IntoIterator<Item = &'t Target>,
-    ) -> Result<(), Failure> {
+        let mut running = Vec::new();
         for target in targets {
             match target.pidfd() {
-                Ok(pidfd) => self.0.push(pidfd),
+                Ok(pidfd) => running.push(pidfd),
                 Err(error) if error.is_gone() => {}
                 Err(error) => {
                     let source = io::Error::other(error.to_string());
@@ -205,7 +196,7 @@ impl RunningProcesses {
                 }
             }
         }
-        Ok(())
+        Ok(RunningProcesses(running))
     }
 }
 

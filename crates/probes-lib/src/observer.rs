@@ -37,7 +37,7 @@ use crate::observe::read::histograms::read_histograms;
 use crate::observe::read::keyed_times::KeyedTimes;
 use crate::observe::read::keyed_values::KeyedHistograms;
 use crate::observe::read::keys::KeyedCounts;
-use crate::observe::read::latency::{Latency, read_pairs};
+use crate::observe::read::latency::{HistogramPart, Latency, read_pairs};
 use crate::observe::read::values::ValueHistogram;
 use crate::observe::{DiscardedPatches, ForkedChildren, Observation, RefusedFunction};
 use crate::process::maps::read_maps;
@@ -509,7 +509,8 @@ impl Observer {
     /// Same as [`Observer::counts`].
     pub fn latencies(&self) -> Result<Vec<Latency>> {
         let (plan, arenas) = (&self.active.plan, &self.active.arenas);
-        let pairs = self.read(|source| read_pairs(self.target.pid(), source, arenas))?;
+        let part = HistogramPart::UpToLongest;
+        let pairs = self.read(|source| read_pairs(self.target.pid(), source, arenas, part))?;
         Ok(Latency::of_pairs(&plan.pairs, &pairs, &self.active.ticks))
     }
 
@@ -604,7 +605,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// Same as [`Observer::counts`].
+    /// Same as [`Observer::counts`]; up to 50 ms later, if nothing was hit meanwhile.
     pub fn events(&mut self) -> Result<Events> {
         self.refuse_removed()?;
         self.look_for_gaps();
@@ -629,7 +630,7 @@ impl Observer {
     }
 
     /// Returns how long to wait before the next [`Observer::events`]: 2 ms, which is enough for some million hits a second;
-    /// if none has come for a tenth of a second, up to 10 ms, which is enough for half a million.
+    /// if none has come for a tenth of a second, up to 10 ms, which is enough for a million.
     pub fn next_read(&self) -> Duration {
         let events = self.active.events.lock();
         let events = events.unwrap_or_else(PoisonError::into_inner);
@@ -852,7 +853,7 @@ impl Observer {
         let events = events.unwrap_or_else(PoisonError::into_inner);
         let mut read_results = |source: &DataSource<'_>, memory: Option<&ProcessMemory>| {
             let counts = Counts::read(pid, source, &active.plan, &active.arenas)?;
-            let pairs = read_pairs(pid, source, &active.arenas)?;
+            let pairs = read_pairs(pid, source, &active.arenas, HistogramPart::Whole)?;
             let calls = RecordedCalls::read(pid, source, &active.plan, &active.arenas)?;
             let histograms = read_histograms(pid, source, &active.plan, &active.arenas)?;
             let keyed = KeyedCounts::read(pid, source, &active.plan, &active.arenas)?;

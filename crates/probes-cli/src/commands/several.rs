@@ -367,6 +367,13 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
+    /// The processes that are read.
+    fn running(&self) -> impl Iterator<Item = &Target> {
+        let each = self.each.iter().zip(&self.targets);
+        let running = each.filter(|(one, _)| one.failed_at.is_none());
+        running.map(|(_, target)| target)
+    }
+
     /// How long to wait before the processes are read and shown again.
     fn next_read(&self, display: &Display, handler: &impl ReadingHandler) -> Duration {
         let running = self.each.iter().filter(|one| one.failed_at.is_none());
@@ -380,7 +387,7 @@ impl<'o> SeveralObservations<'o> {
         last: &mut Vec<(i32, H::Reading)>,
         handler: &mut H,
     ) -> Result<(), Failure> {
-        let mut running = RunningProcesses::of(self.targets.iter())?;
+        let mut running = RunningProcesses::of(self.running())?;
         let end = self.request.duration.unwrap_or(Duration::MAX);
         let mut interval = self.next_read(display, handler);
         let mut next = interval;
@@ -395,11 +402,13 @@ impl<'o> SeveralObservations<'o> {
                 return Ok(());
             }
             let began = thread_time();
+            let known = (self.targets.len(), self.running().count());
             self.read_each(at, last, handler);
             let took = reading_time(self.each.iter().map(|it| &it.observer), began);
-            let known = self.targets.len();
             self.observe_forked(handler);
-            running.add(&self.targets[known..])?;
+            if (self.targets.len(), self.running().count()) != known {
+                running = RunningProcesses::of(self.running())?;
+            }
             interval = self.next_read(display, handler);
             if self.each.iter().all(|one| one.failed_at.is_some()) {
                 return Ok(());

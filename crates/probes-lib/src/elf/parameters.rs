@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use gimli::{
     AttributeValue, DebuggingInformationEntry, DwAt, Dwarf, DwarfSections, EndianSlice,
-    LittleEndian, SectionId, Unit, UnitOffset, constants,
+    LittleEndian, RawRngListEntry, SectionId, Unit, UnitOffset, constants,
 };
 
 use crate::address::FileAddr;
@@ -14,6 +14,9 @@ use crate::elf::{DwarfBytes, ElfFile};
 
 /// How many entries are followed from one to the next at most, such as from a typedef to const to int.
 const MAX_REFERENCES: usize = 16;
+
+/// How many entries of a list of ranges are read at most: some say what the addresses of others are relative to.
+const MAX_RANGES: usize = 4;
 
 type DebugEntry<'e, 'd> = DebuggingInformationEntry<'e, 'e, DwarfBytes<'d>>;
 
@@ -203,7 +206,18 @@ impl<'d> DwarfUnit<'_, 'd> {
         let mut around: Vec<Subprogram> = Vec::new();
         let mut depth = 0;
         let mut entries = self.unit.entries();
-        while let Ok(Some((delta, entry))) = entries.next_dfs() {
+        loop {
+            let (delta, entry) = match entries.next_dfs() {
+                Ok(Some(next)) => next,
+                Ok(None) => break,
+                // Parameters may be missing.
+                Err(_) => {
+                    for function in &mut around {
+                        function.signature = None;
+                    }
+                    break;
+                }
+            };
             depth += delta;
             let first_ended = around.partition_point(|it| it.depth < depth);
             for ended in around.drain(first_ended..) {
@@ -271,8 +285,31 @@ impl<'d> DwarfUnit<'_, 'd> {
             return self.dwarf.attr_address(self.unit, value).ok()?;
         }
         // In several parts, of which the first has its entry.
-        let mut ranges = self.dwarf.die_ranges(self.unit, entry).ok()?;
-        Some(ranges.next().ok()??.begin)
+        let ranges = entry.attr_value(constants::DW_AT_ranges).ok()??;
+        let list = self.dwarf.attr_ranges_offset(self.unit, ranges).ok()??;
+        let lists = &self.dwarf.ranges;
+        let mut ranges = lists.raw_ranges(list, self.unit.encoding()).ok()?;
+        let mut base = self.unit.low_pc;
+        // A damaged file may have many long lists in which nothing is.
+        for _ in 0..MAX_RANGES {
+            match ranges.next().ok()?? {
+                RawRngListEntry::BaseAddress { addr } => base = addr,
+                RawRngListEntry::BaseAddressx { addr } => {
+                    base = self.dwarf.address(self.unit, addr).ok()?;
+                }
+                RawRngListEntry::AddressOrOffsetPair { begin, .. }
+                | RawRngListEntry::OffsetPair { begin, .. } => {
+                    return Some(base.wrapping_add(begin));
+                }
+                RawRngListEntry::StartEnd { begin, .. }
+                | RawRngListEntry::StartLength { begin, .. } => return Some(begin),
+                RawRngListEntry::StartxEndx { begin, .. }
+                | RawRngListEntry::StartxLength { begin, .. } => {
+                    return self.dwarf.address(self.unit, begin).ok();
+                }
+            }
+        }
+        None
     }
 
     /// Returns the entry that an attribute of an entry refers to, in this unit; `None` if it does not have the attribute.

@@ -97,7 +97,7 @@ impl Scope {
         }
     }
 
-    /// The same, if numbers of C that are arguments were words.
+    /// The same as if arguments and the result that are numbers were words.
     pub(crate) fn of_words(mut self) -> Scope {
         let parameters = self.parameters.iter_mut().flatten();
         let kinds = parameters.map(|it| &mut it.kind).chain(&mut self.result);
@@ -496,12 +496,13 @@ impl Typing<'_> {
             "int" => match self.part(inside)? {
                 // A C int: the upper half of its register is not defined.
                 Part::Word(word)
-                | Part::Number(Number::Narrow(word, 32, Signedness::Unsigned), _) => {
-                    Ok(Part::Number(
-                        Number::Narrow(word, 32, Signedness::Signed),
-                        IntegerType::Signed,
-                    ))
-                }
+                | Part::Number(
+                    Number::Narrow(word, 32, Signedness::Unsigned),
+                    IntegerType::Signed,
+                ) => Ok(Part::Number(
+                    Number::Narrow(word, 32, Signedness::Signed),
+                    IntegerType::Signed,
+                )),
                 part => match as_number(part) {
                     Ok((number, _)) => Ok(Part::Number(number, IntegerType::Signed)),
                     Err(part) => needs(&part, "an integer"),

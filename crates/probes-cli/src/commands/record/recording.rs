@@ -55,6 +55,8 @@ pub(super) struct Recording<'r> {
     /// From when until when it lasts, in nanoseconds of CLOCK_MONOTONIC; `None`: it is not over.
     begun: u64,
     ended: Option<u64>,
+    /// Whether the process is observed, which has stopped it before `begun`.
+    is_observed: bool,
 }
 
 /// Adds what is read of an observed process to a recording.
@@ -133,6 +135,7 @@ impl<'r> Recording<'r> {
             waits: None,
             begun: monotonic_now(),
             ended: None,
+            is_observed: false,
         }
     }
 
@@ -173,6 +176,7 @@ impl<'r> Recording<'r> {
         self.begin_waits()?;
         let active = ObservationLoop::begin_by(target, args.until.duration, output, observe)?;
         self.begun = monotonic_now();
+        self.is_observed = true;
         if recorded.has_functions() {
             warn_of_uncounted(&output.messages, active.observer(), "recorded");
             warn_of_missing_exits(&output.messages, active.observer());
@@ -315,9 +319,12 @@ impl<'r> Recording<'r> {
     fn add_waits(&mut self, waits: &[RecordedWait]) {
         let recorded = self.begun..self.ended.unwrap_or(u64::MAX);
         for wait in waits {
-            // Its thread may have got a processor only after the recording has begun.
-            let is_stop =
-                wait.is_whole && wait.activity == Activity::Stopped && wait.since < recorded.start;
+            // Its thread may have got a processor only after the recording has begun. Stops by others in these milliseconds are
+            // not told from it.
+            let is_stop = self.is_observed
+                && wait.is_whole
+                && wait.activity == Activity::Stopped
+                && wait.since < recorded.start;
             if wait.until > recorded.start && wait.since < recorded.end && !is_stop {
                 self.timeline.add_wait(wait);
             }

@@ -225,7 +225,7 @@ const QUIET_INTERVAL: Duration = Duration::from_millis(10);
 const QUIET_TIME: Duration = Duration::from_millis(100);
 
 /// How long it then takes a thread at least to have a hit: a ring has to have room for those of the time between readings.
-const QUIET_HIT: Duration = Duration::from_micros(2);
+const QUIET_HIT: Duration = Duration::from_micros(1);
 
 /// For how long only the heads of the rings are read, if they have no new records.
 const FULL_READ_INTERVAL: Duration = Duration::from_millis(50);

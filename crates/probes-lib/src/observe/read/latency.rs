@@ -348,6 +348,15 @@ pub(crate) struct PairData {
     waiting: Option<u64>,
 }
 
+/// What is read of the histogram of a group of threads that has times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HistogramPart {
+    /// Up to the longest time that a thread has noted. A time is not read as long as a shorter one has overwritten that note: a handler of
+    /// a signal may have stopped the pair, too, or a forked child that shares the data.
+    UpToLongest,
+    Whole,
+}
+
 /// Reads each pair.
 ///
 /// # Errors
@@ -357,6 +366,7 @@ pub(crate) fn read_pairs(
     pid: i32,
     source: &impl ReadMemory,
     arenas: &[Arena],
+    part: HistogramPart,
 ) -> Result<Vec<PairData>> {
     let Some(first_arena) = arenas.first() else {
         return Ok(Vec::new());
@@ -370,7 +380,7 @@ pub(crate) fn read_pairs(
     let pairs = 0..layout.pairs;
     pairs
         .map(|pair| {
-            let data = read_pair(layout.pair(pair), read_pieces)?;
+            let data = read_pair(layout.pair(pair), part, read_pieces)?;
             let waiting = if layout.pairs_by_key {
                 // In parts, so that the buffer is memory that the allocator has used before: it costs no page faults.
                 let table = layout.keyed_starts(pair);
@@ -389,7 +399,11 @@ pub(crate) fn read_pairs(
 }
 
 /// Reads the pair at an offset, as if it had no key. It takes megabytes, of which few are in use.
-fn read_pair(at: u64, read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>) -> Result<PairData> {
+fn read_pair(
+    at: u64,
+    part: HistogramPart,
+    read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>,
+) -> Result<PairData> {
     let slot_at = |slot: u64| at + HEADER_LEN + slot * SLOT_LEN;
     let owners = (0..SLOTS + SLOTS_TRIED).map(|slot| (slot_at(slot) + slot::OWNER, 8));
     let overflows = (at + SLOT_OVERFLOWS, 8);
@@ -403,7 +417,10 @@ fn read_pair(at: u64, read_pieces: impl Fn(&[(u64, u64)]) -> Result<Vec<u8>>) ->
     // After the slots: the longest time is written before it is counted.
     let mut longest = [None; GROUPS];
     for (slot, bytes) in owned.iter().zip(slots.chunks_exact(SLOT_LEN as usize)) {
-        let last = bucket(word(bytes, slot::MAX));
+        let last = match part {
+            HistogramPart::UpToLongest => bucket(word(bytes, slot::MAX)),
+            HistogramPart::Whole => BUCKETS - 1,
+        };
         for group in groups_of(*slot) {
             longest[group] = longest[group].max(Some(last));
         }
@@ -503,7 +520,7 @@ mod tests {
             *read.borrow_mut() += pieces.len() as u64;
             Ok(pieces)
         };
-        let data = read_pair(AT, read_pieces).unwrap();
+        let data = read_pair(AT, HistogramPart::UpToLongest, read_pieces).unwrap();
         let whole = super::tests::data(&pair);
         assert_eq!((data.overflows, data.waiting), (3, None));
         assert_eq!(data.slots.len() as u64, 3 * SLOT_LEN);
@@ -514,7 +531,10 @@ mod tests {
         let counts = 8 * (histogram::bucket(100) + 1 + histogram::bucket(7) + 1);
         let all_in_use = 3 * SLOT_LEN + HISTOGRAM_LEN + counts;
         let headers = 8 * (1 + SLOTS + SLOTS_TRIED);
-        assert_eq!(*read.borrow(), headers + all_in_use);
+        assert_eq!(read.replace(0), headers + all_in_use);
+        let data = read_pair(AT, HistogramPart::Whole, read_pieces).unwrap();
+        assert_eq!(of(&data).count(), 3);
+        assert_eq!(*read.borrow(), headers + 3 * SLOT_LEN + 3 * HISTOGRAM_LEN);
     }
 
     #[test]
@@ -827,8 +847,12 @@ mod tests {
         let plan = ObservationPlan::of(&observation, program, Arc::default()).unwrap();
         let mut data = RecordedData::of(&plan);
         record(&mut data);
-        assert!(read_pairs(1, &data.memory, &[]).unwrap().is_empty());
-        let pairs = read_pairs(1, &data.memory, &[data.arena]).unwrap();
+        assert!(
+            read_pairs(1, &data.memory, &[], HistogramPart::Whole)
+                .unwrap()
+                .is_empty()
+        );
+        let pairs = read_pairs(1, &data.memory, &[data.arena], HistogramPart::UpToLongest).unwrap();
         Latency::of_pairs(&plan.pairs, &pairs, &TickMeasurement::begin())
     }
 
