@@ -113,6 +113,12 @@ impl<'o> SeveralObservations<'o> {
             request.observation = request.observation.record_forked();
             // Each process takes several.
             descriptors::raise_limit(DESCRIPTORS);
+            if request.observation.lacks_forked() {
+                output.messages.note(
+                    "times in processes that are forked from now on are measured once these are found, after some 200 ms: those of \
+                     processes that exit before are missing",
+                );
+            }
             if request.observation.may_lack_values_of_forked() {
                 output.messages.note_to_people(
                     "of processes that are forked from now on, strings and fields in memory may not be read: they are shown as addresses, \

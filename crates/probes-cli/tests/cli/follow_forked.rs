@@ -207,6 +207,10 @@ fn later_children_are_timed_once_found() {
     for file in fixture_forms("forker") {
         let mut target = Talker::start(&file);
         let parent = target.pid();
+        let line = format!("latency -follow -pair ping,pong -for 1ms -json -pid {parent}");
+        let said = run(&line).stderr;
+        let note = "those of processes that exit before are missing";
+        assert!(said.contains(note), "{said}");
         let mut tool = observing("latency", "-follow -pair ping,pong -by pid", parent);
         let child = fork(&mut target);
         tool.expect_said(&format!(

@@ -478,15 +478,30 @@ impl Observation {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn may_lack_values_of_forked(&self) -> bool {
-        let is_timed = !self.pairs.is_empty()
-            || !self.usdt_pairs.is_empty()
-            || !self.timed_functions.is_empty();
         let is_watched = !self.watched.is_empty() || !self.watched_functions.is_empty();
         let expressions = [&self.filter, &self.histogram];
         let mut expressions = expressions.into_iter().flatten();
         let asks = expressions.any(Expression::asks_for_memory)
             || self.keys.as_ref().is_some_and(Keys::ask_for_memory);
-        self.records_forked && !is_timed && (is_watched || asks)
+        self.records_forked && !self.is_timed() && (is_watched || asks)
+    }
+
+    /// Returns whether processes that the observed one forks meanwhile ([`record_forked`](Observation::record_forked)) have
+    /// to be observed by themselves, because something is timed: what they do before that is missing.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let observation = Observation::new().count(Selector::All).record_forked();
+    /// assert!(!observation.lacks_forked());
+    /// assert!(observation.time("req_start", "req_end").lacks_forked());
+    /// ```
+    pub fn lacks_forked(&self) -> bool {
+        self.records_forked && self.is_timed()
+    }
+
+    fn is_timed(&self) -> bool {
+        !self.pairs.is_empty() || !self.usdt_pairs.is_empty() || !self.timed_functions.is_empty()
     }
 
     /// Returns whether not all hits are recorded.
