@@ -91,7 +91,7 @@ pub struct ReleasedHold {
     /// The holder, with what it held. It has no probes if it was killed before it changed any counter: then only
     /// sites are restored, if it had begun to switch them.
     pub holder: Holder,
-    /// What was changed, or why that failed ([`Error::effect`]). What is known to be still held stays recorded.
+    /// What was changed, or why that failed ([`Error::effect`](crate::Error::effect)). What is known to be still held stays recorded.
     pub report: Result<Report>,
 }
 
