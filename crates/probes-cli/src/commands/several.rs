@@ -374,16 +374,19 @@ impl<'o> SeveralObservations<'o> {
     }
 
     /// The processes that are read.
-    fn running(&self) -> impl Iterator<Item = &Target> {
+    fn running(&self) -> impl Iterator<Item = (&ObservedProcess, &Target)> {
         let each = self.each.iter().zip(&self.targets);
-        let running = each.filter(|(one, _)| one.failed_at.is_none());
-        running.map(|(_, target)| target)
+        each.filter(|(one, _)| one.failed_at.is_none())
+    }
+
+    /// The same, to be waited for.
+    fn to_wait_for(&self) -> Result<RunningProcesses, Failure> {
+        RunningProcesses::of(self.running().map(|(_, target)| target))
     }
 
     /// How long to wait before the processes are read and shown again.
     fn next_read(&self, display: &Display, handler: &impl ReadingHandler) -> Duration {
-        let running = self.each.iter().filter(|one| one.failed_at.is_none());
-        display.next_read(handler, running.map(|one| &one.observer))
+        display.next_read(handler, self.running().map(|(one, _)| &one.observer))
     }
 
     /// Reads and shows until the observation is over.
@@ -393,7 +396,7 @@ impl<'o> SeveralObservations<'o> {
         last: &mut Vec<(i32, H::Reading)>,
         handler: &mut H,
     ) -> Result<(), Failure> {
-        let mut running = RunningProcesses::of(self.running())?;
+        let mut running = self.to_wait_for()?;
         let end = self.request.duration.unwrap_or(Duration::MAX);
         let mut interval = self.next_read(display, handler);
         let mut next = interval;
@@ -413,7 +416,7 @@ impl<'o> SeveralObservations<'o> {
             let took = reading_time(self.each.iter().map(|it| &it.observer), began);
             self.observe_forked(handler);
             if (self.targets.len(), self.running().count()) != known {
-                running = RunningProcesses::of(self.running())?;
+                running = self.to_wait_for()?;
             }
             interval = self.next_read(display, handler);
             if self.each.iter().all(|one| one.failed_at.is_some()) {

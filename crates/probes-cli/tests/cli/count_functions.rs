@@ -33,12 +33,20 @@ pub(crate) fn observing(name: &str, flags: &str, pid: i32) -> Observing {
 /// The same with so many processes, of which this is one.
 pub(crate) fn observing_several(name: &str, flags: &str, pid: i32, many: usize) -> Observing {
     let mut command = command([name, "-pid", &pid.to_string()]);
-    let mut tool = Talker::spawn(command.args(flags.split(' ')).stderr(Stdio::piped()));
+    observing_by(command.args(flags.split(' ')), many)
+}
+
+/// The same with a command that is made already.
+pub(crate) fn observing_by(command: &mut Command, many: usize) -> Observing {
+    let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
     let mut errors = BufReader::new(stderr);
     let mut said = String::new();
     while said.matches("stopped ").count() < many {
-        assert!(errors.read_line(&mut said).unwrap() > 0, "{flags}: {said}");
+        assert!(
+            errors.read_line(&mut said).unwrap() > 0,
+            "{command:?}: {said}"
+        );
     }
     Observing { tool, errors }
 }

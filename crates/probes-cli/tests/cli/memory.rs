@@ -1,12 +1,12 @@
 //! Little memory: commands that stop processes work in it, or fail before they begin.
 
-use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::{Talker, eventually, fixture, fixture_forms, program};
 
+use crate::count_functions::observing_by;
 use crate::support::{Run, command, image, is_observed, run, run_command, started_by, states};
 
 /// The tool with the words of `line`, and a limit of prlimit(1).
@@ -87,20 +87,21 @@ fn times_larger_than_memory_are_an_error() {
     let pid = target.pid();
     let pairs = "-pair start,stop -pair stop,start -pair start,start -pair stop,stop";
     let line = format!("latency {pairs} -for 60s -pid {pid}");
-    let mut tool = limited("--data=12582912", &line);
-    let mut tool = Talker::spawn(tool.stderr(Stdio::piped()));
-    let stderr = tool.guard().child().stderr.take().unwrap();
-    let mut errors = BufReader::new(stderr);
-    let mut said = String::new();
-    while !said.contains("stopped ") {
-        assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
-    }
+    let tool = observing_by(&mut limited("--data=12582912", &line), 1);
     // Five megabytes each, if a thousand threads have slots.
     target.ask("pairs 1500 1", "pairs");
-    errors.read_to_string(&mut said).unwrap();
-    assert_eq!(tool.guard().wait().code(), Some(1), "{said}");
-    assert!(said.contains("cannot read observation data"), "{said}");
-    assert!(said.contains(": Out of memory"), "{said}");
+    let failed = tool.until_end();
+    assert_eq!(failed.code, Some(1), "{}", failed.stderr);
+    assert!(
+        failed.stderr.contains("cannot read observation data"),
+        "{}",
+        failed.stderr
+    );
+    assert!(
+        failed.stderr.contains(": Out of memory"),
+        "{}",
+        failed.stderr
+    );
     target.hits();
     // What stays mapped, the next one unmaps.
     run(&format!("count -for 1ms -pid {pid}")).answer();

@@ -224,20 +224,17 @@ impl<'d> DwarfUnit<'_, 'd> {
                 ended.add_to(found);
             }
             let function = around.last_mut();
-            match entry.tag() {
-                constants::DW_TAG_formal_parameter => {
-                    if let Some(function) = function.filter(|it| it.has_parameter_at(depth)) {
-                        function.add_parameter(self.passed_as_parameter(entry));
-                    }
-                    continue;
+            let tag = entry.tag();
+            if tag == constants::DW_TAG_formal_parameter {
+                if let Some(function) = function.filter(|it| it.has_parameter_at(depth)) {
+                    function.add_parameter(self.passed_as_parameter(entry));
                 }
-                tag => {
-                    if let Some(function) = function.filter(|it| depth == it.depth + 1) {
-                        function.is_in_pack = tag == constants::DW_TAG_GNU_formal_parameter_pack;
-                    }
-                }
+                continue;
             }
-            if entry.tag() == constants::DW_TAG_subprogram {
+            if let Some(function) = function.filter(|it| depth == it.depth + 1) {
+                function.is_in_pack = tag == constants::DW_TAG_GNU_formal_parameter_pack;
+            }
+            if tag == constants::DW_TAG_subprogram {
                 let address = self.address(entry).map(FileAddr);
                 if let Some(address) = address.filter(|it| functions.contains(it)) {
                     around.push(Subprogram {
@@ -422,8 +419,11 @@ fn passed_as_base(entry: &DebugEntry<'_, '_>) -> Passed {
         | constants::DW_ATE_UTF
         | constants::DW_ATE_signed
         | constants::DW_ATE_signed_char => {
-            let signs = [constants::DW_ATE_signed, constants::DW_ATE_signed_char];
-            let value = RegisterValue::of(size, signs.contains(&encoding));
+            let is_signed = matches!(
+                encoding,
+                constants::DW_ATE_signed | constants::DW_ATE_signed_char
+            );
+            let value = RegisterValue::of(size, is_signed);
             // Of a `_BitInt`, the bits that it does not have are not defined.
             let value = value.map(|it| {
                 if fills_its_bytes {

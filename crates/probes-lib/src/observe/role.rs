@@ -7,7 +7,7 @@ use iced_x86::Register;
 
 use crate::elf::arguments::{Argument, Operand};
 use crate::expression::typed::KeyPart;
-use crate::expression::{Filter, IntegerExpression};
+use crate::expression::{Filter, IntegerExpression, ParameterKind};
 use crate::observe::buckets::Linear;
 use crate::observe::frame_id::FrameId;
 
@@ -349,6 +349,19 @@ impl ArgumentFormat {
         signed: false,
         is_float: false,
     };
+
+    /// Returns what expressions can ask of it.
+    pub(crate) fn kind(self) -> ParameterKind {
+        match self.size {
+            4 if self.is_float => ParameterKind::Unread,
+            _ if self.is_float => ParameterKind::Float,
+            8 => ParameterKind::Word,
+            size => ParameterKind::Number {
+                bits: 8 * size,
+                signed: self.signed,
+            },
+        }
+    }
 }
 
 impl Default for ArgumentFormat {
@@ -544,7 +557,7 @@ fn general(name: &str) -> Option<Register> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::expression::{Expression, Keys, Parameter, ParameterKind, Scope};
+    use crate::expression::{Expression, Keys, Parameter, Scope};
 
     #[test]
     fn arguments_are_read_from_their_noted_places() {

@@ -79,23 +79,13 @@ impl UsdtArgument {
 
     /// Returns what expressions can ask of it, if the kernel may be asked which memory can be read, or not.
     pub(crate) fn parameter(self, may_ask_kernel: bool) -> Parameter {
-        let ArgumentFormat {
-            size,
-            signed,
-            is_float,
-        } = self.format;
         let is_anywhere =
             matches!(self.source, ArgumentSource::Memory(memory) if memory.is_anywhere());
-        let kind = match size {
+        let kind = match self.format.kind() {
             _ if self.source == ArgumentSource::Unknown => ParameterKind::Unread,
-            4 if is_float => ParameterKind::Unread,
+            ParameterKind::Unread => ParameterKind::Unread,
             _ if is_anywhere && !may_ask_kernel => ParameterKind::Unasked,
-            _ if is_float => ParameterKind::Float,
-            8 => ParameterKind::Word,
-            _ => ParameterKind::Number {
-                bits: 8 * size,
-                signed,
-            },
+            kind => kind,
         };
         Parameter { name: None, kind }
     }

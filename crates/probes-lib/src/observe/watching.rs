@@ -128,7 +128,12 @@ impl WatchedWords {
             (kinds, &OCAML_ARGUMENTS)
         } else {
             let known = self.signatures.get(&address);
-            let kinds = known.map(|it| it.arguments.iter().map(|it| kind_of(*it)).collect());
+            let kinds = known.map(|it| {
+                it.arguments
+                    .iter()
+                    .map(|it| format_of(*it).kind())
+                    .collect()
+            });
             // Words can be asked for whatever they are.
             let kinds = kinds.unwrap_or_else(|| vec![ParameterKind::Word; MAX_ARGUMENTS]);
             (Some(kinds), &C_ARGUMENTS)
@@ -169,7 +174,7 @@ impl WatchedWords {
             ParameterKind::Value
         } else {
             let known = self.signatures.get(&address);
-            known.map_or(ParameterKind::Word, |it| kind_of(it.result))
+            known.map_or(ParameterKind::Word, |it| format_of(it.result).kind())
         };
         let scope = Scope::of_exits(format!("function {name}"), name, result);
         (self.limited(scope), vec![ArgumentSource::RESULT])
@@ -253,18 +258,7 @@ fn of_usdt(place: &FunctionPlace<'_>) -> Vec<UsdtArgument> {
     })
 }
 
-/// Returns what expressions can ask of a value of C in a general register.
-fn kind_of(value: RegisterValue) -> ParameterKind {
-    match value.size {
-        8 => ParameterKind::Word,
-        size => ParameterKind::Number {
-            bits: 8 * size,
-            signed: value.signed,
-        },
-    }
-}
-
-/// Returns how a value of C in a general register is shown.
+/// Returns what a value of C in a general register is.
 fn format_of(value: RegisterValue) -> ArgumentFormat {
     ArgumentFormat {
         size: value.size,

@@ -233,12 +233,8 @@ impl RecordedCalls {
         let layout = sharing.shared.calls;
         let from = sharing.shared_at().plus(sharing.shared.calls());
         let read = |offset, len| data_source::read(pid, source, from.plus(offset), len);
-        let read_pieces = |places: &[(u64, u64)]| {
-            let places = places
-                .iter()
-                .map(|(offset, len)| (from.plus(*offset), *len));
-            data_source::read_pieces(pid, source, &places.collect::<Vec<_>>())
-        };
+        let read_pieces =
+            |places: &[(u64, u64)]| data_source::read_pieces_from(pid, source, from, places);
         // First the callers: read later, they could have calls that the functions do not have yet.
         let callers = RecordedCallers::read(layout, read)?;
         let functions = read(0, layout.functions_len())?;

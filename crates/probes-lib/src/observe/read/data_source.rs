@@ -131,6 +131,19 @@ pub(crate) fn read_pieces(
     Ok(data)
 }
 
+/// The same, from places that are given as offsets from an address.
+pub(crate) fn read_pieces_from(
+    pid: i32,
+    source: &impl ReadMemory,
+    from: LiveAddr,
+    places: &[(u64, u64)],
+) -> Result<Vec<u8>> {
+    let places = places
+        .iter()
+        .map(|(offset, len)| (from.plus(*offset), *len));
+    read_pieces(pid, source, &places.collect::<Vec<_>>())
+}
+
 /// How the data of arenas are mapped in the process.
 #[derive(Clone, Copy)]
 pub(crate) enum DataMapping<'d> {

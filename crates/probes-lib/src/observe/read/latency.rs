@@ -372,11 +372,9 @@ pub(crate) fn read_pairs(
         return Ok(Vec::new());
     };
     let layout = first_arena.shared;
-    let read_pieces = |places: &[(u64, u64)]| {
-        let at = |offset| first_arena.shared_at().plus(offset);
-        let places = places.iter().map(|(offset, len)| (at(*offset), *len));
-        data_source::read_pieces(pid, source, &places.collect::<Vec<_>>())
-    };
+    let from = first_arena.shared_at();
+    let read_pieces =
+        |places: &[(u64, u64)]| data_source::read_pieces_from(pid, source, from, places);
     let pairs = 0..layout.pairs;
     pairs
         .map(|pair| {
