@@ -275,6 +275,14 @@ let report () =
 
 let named name = List.filter (fun (other, _) -> other = name) probes
 
+(* A child obeys from then on. *)
+let fork () =
+  match Unix.fork () with
+  | 0 -> ()
+  | pid ->
+    ignore (Unix.waitpid [] pid);
+    exit 0
+
 let obey command =
   match String.split_on_char ' ' command with
   | [ "run" ] ->
@@ -293,6 +301,7 @@ let obey command =
       hit ~then_:Gc.compact probes 0 (int_of_string times)
     | [ "threads"; threads; times ] ->
       from_threads (int_of_string threads) (int_of_string times)
+    | [ "child" ] -> fork ()
     | _ -> failwith command);
     Printf.printf "done %s\n" command)
 

@@ -26,6 +26,7 @@ pub(crate) mod layout;
 pub(crate) mod loaded_later;
 pub(crate) mod observation;
 pub(crate) mod observer_lock;
+pub(crate) mod page_table;
 mod placement;
 pub(crate) mod plan;
 mod point;

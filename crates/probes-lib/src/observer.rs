@@ -45,7 +45,6 @@ use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
 use crate::runtime_events::RuntimeEvents;
 use crate::site::SITE_LEN;
-use crate::sys::ticks;
 use crate::target::Target;
 use crate::trace::time_budget::TimeBudget;
 use crate::update::code_digest::{self, CodeDigest};
@@ -763,13 +762,7 @@ impl Observer {
         // so, the pages are not renewed, and the replacement is noticed at the next call.
         let lock = sharing.map(|_| UpdateLock::wait(process, Instant::now()));
         if let (Some(sharing), Some(Ok(_lock))) = (sharing, lock) {
-            // Before the mappings are read: they may change right afterwards.
-            let since = ticks::now();
-            // A filter that a thread has set itself meanwhile may kill it for the system call with which trampolines
-            // ask what they may read.
-            let may_ask_kernel =
-                !self.active.plan.asks_kernel() || !events.own_filters.has_any(process);
-            let writes = events.renew(&read_maps(process)?, since, may_ask_kernel);
+            let writes = events.renew(process)?;
             let memory = self.target.opened.unshadowed_memory()?;
             refuse_replaced(process, &memory, &self.active.arenas)?;
             write_shared(process.pid(), &memory, sharing, &writes)?;

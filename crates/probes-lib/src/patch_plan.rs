@@ -240,14 +240,25 @@ impl PatchPlanner {
     }
 
     /// The same for the site of a USDT probe: a `nop` that no other patch displaces, because other tools may set a
-    /// breakpoint there.
+    /// breakpoint there. Where it can, the patch is behind it, so that they can do so meanwhile: a breakpoint in a jump
+    /// would make the program continue in the middle of it.
     pub(crate) fn usdt_site(
         &self,
         function: CodeRange,
         address: FileAddr,
     ) -> Result<Vec<PatchSite>, Refusal> {
         let (body, index) = self.body_at(function, address)?;
-        self.swept.candidates_at_site(&body, index)
+        let over = self.swept.candidates_at_site(&body, index);
+        let Some(next) = self.swept.behind_nop(&body, index) else {
+            return over;
+        };
+        let mut sites = self.swept.candidates(&body, next).unwrap_or_default();
+        match over {
+            Ok(over) => sites.extend(over),
+            Err(refusal) if sites.is_empty() => return Err(refusal),
+            Err(_) => {}
+        }
+        Ok(sites)
     }
 
     /// Returns a function, or a part of one, and the index of its instruction at `address`.

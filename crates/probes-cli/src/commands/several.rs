@@ -121,8 +121,8 @@ impl<'o> SeveralObservations<'o> {
             }
             if request.observation.may_lack_values_of_forked() {
                 output.messages.note_to_people(
-                    "of processes that are forked from now on, strings and fields in memory may not be read: they are shown as addresses, \
-                     and hits that ask for them are untyped",
+                    "of a process that is forked from now on, strings and fields in memory may not be read in its first 200 ms: they are \
+                     shown as addresses, and hits that ask for them are untyped",
                 );
             }
         }

@@ -1,5 +1,7 @@
 //! `-follow` of the commands that observe: also the processes that are forked.
 
+use std::thread;
+
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::process::children;
@@ -136,6 +138,43 @@ fn later_children_are_restored_in_the_end() {
             target.ask("run", "hits ");
             target.ask("quit", "forked");
         }
+    }
+}
+
+/// Makes a process obey until a tool ends by itself; returns what that has printed.
+fn obeyed_until_end(target: &mut Talker, line: &str, answer: &str, tool: Observing) -> String {
+    let ended = thread::spawn(move || tool.until_end());
+    eventually("the tool has seen enough", || {
+        target.ask(line, answer);
+        ended.is_finished().then_some(())
+    });
+    let run = ended.join().unwrap();
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    run.stdout
+}
+
+// promise: Observations: With -follow, strings are read also in a child, once it is found (2 programs of C, 2 of OCaml)
+#[test]
+fn strings_of_later_children_are_read() {
+    let flags = "-follow -fields args -limit 1";
+    for file in fixture_forms("forker") {
+        let mut target = Talker::start(&file);
+        let asked = format!("{flags} -fn fixture_command -where str(arg0)==\"later\"");
+        let tool = observing("watch", &asked, target.pid());
+        fork(&mut target);
+        let shown = obeyed_until_end(&mut target, "later", "unknown command", tool);
+        assert_eq!(shown.lines().count(), 1, "{shown}");
+        target.ask("quit", "forked");
+    }
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let asked = format!("{flags} -probe strings -where str(arg3)^=\"01234\"");
+        let tool = observing("watch", &asked, target.pid());
+        target.ask("child", "done");
+        let shown = obeyed_until_end(&mut target, "hit strings 1", "done", tool);
+        let begins = "empty=\"\" hello=\"hello\" word=\"8 bytes.\" sixty_four=\"0123";
+        assert!(shown.starts_with(begins), "{shown}");
+        assert_eq!(shown.lines().count(), 1, "{shown}");
     }
 }
 

@@ -10,7 +10,7 @@ use nix::unistd::{Pid, geteuid};
 use test_support::{Guard, Scratch, Talker, eventually, output};
 
 use crate::ask::Question;
-use crate::count_functions::{counting, observing};
+use crate::count_functions::{counting, observing, observing_several};
 use crate::support::{is_observed, object, started_by};
 
 /// The user that runs the server if the tests are run by root, which it refuses: nobody.
@@ -62,6 +62,10 @@ impl Server {
         let filled = output(&mut server.client("pgbench", &["-i", "-q"]));
         assert!(filled.status.success(), "{filled:?}");
         server
+    }
+
+    fn pid(&self) -> i32 {
+        self.server.as_ref().unwrap().pid()
     }
 
     /// One of its programs, as the user that it may be run by.
@@ -190,6 +194,15 @@ fn queries_of_postgresql_are_shown_with_text() {
     assert!(counted.contains("\"select 'answer 3';\""), "{counted}");
     assert_eq!(rest, ["0 0.0 other", "0 0.0 untyped"]);
     assert!(!is_observed(own));
+    // Of a connection that is made later, too, once its process is found.
+    let later = "-follow -fields args -limit 1 -usdt postgresql:query__start -where str(arg0)^=\"select\\032'later\"";
+    let tool = observing_several("watch", later, server.pid(), 2);
+    let mut client = server.client("psql", &["-X", "-q", "-A", "-t"]);
+    let mut client = Talker::spawn(&mut client);
+    client.send("select 'later' \\watch 0.02");
+    assert_eq!(tool.until_end().answer(), "\"select 'later' \"\n");
+    drop(client);
+    assert!(!is_observed(server.pid()));
     let of_pgbench = eventually("pgbench has connected", || {
         let pid = "select 'pid ' || coalesce(min(pid), 0) from pg_stat_activity";
         let query = format!("{pid} where application_name = 'pgbench';");

@@ -72,6 +72,50 @@ fn usdt_probes_are_counted_and_semaphores_raised() {
     }
 }
 
+/// Takes the breakpoint at `$site` 40 times as the kernel does for uprobes: goes on behind the `nop` that is there.
+const AS_UPROBE: &str = "\
+break *$site
+set $hits = 0
+while $hits < 40
+continue
+set $pc = $pc + 1
+set $hits = $hits + 1
+end
+delete
+detach
+";
+
+// promise: Observations: While a USDT probe is observed, bpftrace and perf, which set a breakpoint at its site, find the `nop` that they
+//    expect there (2)
+#[test]
+fn other_tools_find_nops_at_observed_sites() {
+    let scratch = Scratch::new();
+    let script = scratch.file("script");
+    fs::write(&script, AS_UPROBE).unwrap();
+    for file in fixture_forms("usdt") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        let listed = run(&format!("list -json -provider any -pid {pid}"));
+        let probes = object(&listed.stdout)["probes"].clone();
+        let mut probes = probes.as_array().unwrap().iter();
+        let open = probes.find(|it| it["name"] == "open").unwrap();
+        let site = open["sites"][0]["address"].as_str().unwrap();
+        let tool = counting("-usdt demo:open", pid);
+        let mut gdb = Command::new("gdb");
+        gdb.args(["-nx", "-batch", "-p", &pid.to_string()]);
+        let mut gdb = Talker::spawn(
+            gdb.args(["-ex", &format!("set $site = {site}"), "-x"])
+                .arg(&script),
+        );
+        while !gdb.line().unwrap().starts_with("Breakpoint 1 at") {}
+        talker.send("fire 1 40");
+        while gdb.line().is_some() {}
+        assert_eq!(fired(&talker.line().unwrap()), [40, 0]);
+        let counted = tool.end();
+        assert_eq!(hits(&counted.stdout)[0].0, 40, "{counted:?}");
+    }
+}
+
 // promise: Observations: Pairs of USDT probes of other providers are timed, each of them, with their semaphores raised, also by key and by
 //    their times (2 programs, 4 threads)
 #[test]

@@ -74,7 +74,8 @@ impl InjectedCall {
     /// Maps anonymous private memory, readable and writable, over memory that an earlier call has mapped.
     pub(crate) fn map_over(at: LiveAddr, len: u64) -> InjectedCall {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        InjectedCall::map_anonymous(at, len, protection, libc::MAP_PRIVATE | libc::MAP_FIXED)
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        InjectedCall::map_anonymous(at, len, protection, flags)
     }
 
     fn map_anonymous(at: LiveAddr, len: u64, protection: i32, flags: i32) -> InjectedCall {

@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 
 use crate::memory::ReadMemory;
+use crate::observe::install::write_shared;
 use crate::observe::layout::arena::Arena;
+use crate::observe::page_table::PageTable;
 use crate::process::memory::ProcessMemory;
 use crate::process::tool::since_boot;
 use crate::process::{Process, is_gone, pids, status};
 use crate::sys::kcmp;
+use crate::update::lock::UpdateLock;
 
 /// The least time between two looks for children.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -68,23 +71,40 @@ type Identity = (i32, u64);
 #[derive(Debug)]
 pub(crate) struct ForkCheck {
     found: ForkedChildren,
-    /// Those that live, and whether each is taken for one that executes no other program.
-    known: HashMap<Identity, bool>,
+    /// Whether hits or times of children are missing.
+    is_incomplete: bool,
+    /// A table of pages for a child, if children record with their parent and such a table is needed.
+    pages: Option<PageTable>,
+    /// Those that live.
+    known: HashMap<Identity, FoundChild>,
     begun: Instant,
     next: Option<Instant>,
 }
 
+/// A child that has copies of the trampolines.
+#[derive(Debug)]
+struct FoundChild {
+    /// Whether it is taken for one that executes no other program.
+    stays: bool,
+    /// Its table of pages, if it needs one.
+    pages: Option<PageTable>,
+}
+
 impl ForkCheck {
     /// Of an observation that begins now. If children record with their parent, they matter only if something
-    /// `is_timed`.
-    pub(crate) fn new(are_recorded: bool, is_timed: bool) -> ForkCheck {
+    /// `is_timed`, or if trampolines need a table of `pages`.
+    pub(crate) fn new(are_recorded: bool, is_timed: bool, pages: Option<PageTable>) -> ForkCheck {
         let now = Instant::now();
-        let matter = !are_recorded || is_timed;
+        let is_incomplete = !are_recorded || is_timed;
+        let pages = pages.filter(|_| are_recorded);
+        let matter = is_incomplete || pages.is_some();
         ForkCheck {
             found: ForkedChildren {
                 pids: Vec::new(),
                 are_recorded,
             },
+            is_incomplete,
+            pages,
             known: HashMap::new(),
             begun: now,
             next: matter.then_some(now),
@@ -105,7 +125,7 @@ impl ForkCheck {
             return;
         };
         let looked = Instant::now();
-        let before = mem::take(&mut self.known);
+        let mut before = mem::take(&mut self.known);
         let now = since_boot();
         let mut parents = children(process);
         while let Some(pid) = parents.pop() {
@@ -121,12 +141,28 @@ impl ForkCheck {
                 continue;
             }
             parents.extend(children(&child));
-            let known = before.get(&(pid, start)).copied();
+            let known = before.remove(&(pid, start));
             let stays = known.is_some() || age >= EXECUTES_WITHIN;
-            if stays && known != Some(true) && self.found.pids.len() < MAX_KEPT {
+            let new = || FoundChild {
+                stays: false,
+                pages: self.pages.as_ref().map(PageTable::of_forked),
+            };
+            let mut found = known.unwrap_or_else(new);
+            if stays && !found.stays && self.is_incomplete && self.found.pids.len() < MAX_KEPT {
                 self.found.pids.push(pid);
             }
-            self.known.insert((pid, start), stays);
+            found.stays = stays;
+            found.renew_pages(&child, process, arena);
+            self.known.insert((pid, start), found);
+        }
+        // Those whose parent has exited.
+        for ((pid, start), mut found) in before {
+            let child = Process::open(pid).ok().filter(|_| found.pages.is_some());
+            let child = child.filter(|child| forked(child, now).is_some_and(|it| it.0 == start));
+            if let Some(child) = child {
+                found.renew_pages(&child, process, arena);
+                self.known.insert((pid, start), found);
+            }
         }
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
     }
@@ -143,6 +179,29 @@ impl ForkCheck {
         self.found.are_recorded
             && has_copy(&child, parent, arena, false)
             && has_patch(&child, arena)
+    }
+}
+
+impl FoundChild {
+    /// Renews the table of pages of a child that records with its parent. If that cannot be done now, it stays as it is, for the
+    /// second that it is valid.
+    fn renew_pages(&mut self, child: &Process, parent: &Process, arena: &Arena) {
+        let Some(pages) = &mut self.pages else {
+            return;
+        };
+        // Another tool may be about to unmap it.
+        let Ok(_lock) = UpdateLock::wait(child, Instant::now()) else {
+            return;
+        };
+        // Opened first: if the child then executes a program, nothing is written into that.
+        let memory = ProcessMemory::open(child, OFlag::O_RDWR);
+        let memory = memory
+            .ok()
+            .filter(|_| has_copy(child, parent, arena, false));
+        if let (Some(memory), Ok(writes)) = (memory, pages.renew(child)) {
+            // If it fails, the child has exited.
+            let _ = write_shared(child.pid(), &memory, arena, &writes);
+        }
     }
 }
 

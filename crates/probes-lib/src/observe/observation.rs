@@ -449,8 +449,8 @@ impl Observation {
 
     /// Also records the hits of processes that the observed one forks meanwhile, and of those that these fork, as if they were its
     /// own, unless something is timed: starts that wait for their stop are each process's own, so
-    /// times in forked processes are missing. Their strings and fields are in memory that is not known to be mapped, so
-    /// that expressions which need them have no answer there. Processes that exist already, and programs that are executed, are
+    /// times in forked processes are missing. Until such a process is found, some 200 ms after it is forked, its memory is not known to be
+    /// mapped, so that expressions which need strings or fields have no answer there. Processes that exist already, and programs that are executed, are
     /// none of them: [`Target::forked_descendants`](crate::Target::forked_descendants) names those that can be observed by themselves.
     ///
     /// ```
@@ -464,7 +464,7 @@ impl Observation {
         self
     }
 
-    /// Returns whether something is asked of hits that may be unknown in processes which the observed one forks meanwhile
+    /// Returns whether something is asked of hits that may be unknown in processes which the observed one has just forked
     /// ([`record_forked`](Observation::record_forked)): strings, and fields of blocks, also those of arguments that are
     /// watched.
     ///

@@ -204,6 +204,15 @@ impl Swept {
         self.candidates_of(body, index, false)
     }
 
+    /// Returns the index of the instruction behind a `nop`, if it is executed as often: nothing else leads to it.
+    pub(super) fn behind_nop(&self, body: &Body, index: usize) -> Option<usize> {
+        let [site, next] = body.instructions.get(index..index + 2)? else {
+            return None;
+        };
+        let is_nop = site.code() == iced_x86::Code::Nopd && site.len() == 1;
+        (is_nop && !self.targets.contains(next.ip())).then_some(index + 1)
+    }
+
     /// The same for an instruction that is a probe site.
     pub(super) fn candidates_at_site(
         &self,

@@ -34,10 +34,11 @@ use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED, claim};
-use crate::observe::layout::shared::{self, VALIDITY_LEN, validity};
+use crate::observe::layout::shared::{self, PAGES_MAPPED, PAGES_WIPED, validity};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
+use crate::observe::page_table::PageTable;
 use crate::observe::placement::{self, Placed};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::point::PATCH_LEN;
@@ -275,19 +276,22 @@ impl Prepared {
         &self.arenas
     }
 
-    /// Returns how much memory the arenas take. If not `is_private`, their data are shared, and no private memory.
+    /// Returns how much memory the arenas take. If not `is_private`, their data are shared, and little of them is private memory.
     pub(crate) fn needed_memory(&self, is_private: bool) -> NeededMemory {
         let lens = self.arenas.iter().map(|arena| {
             let range = arena.range();
-            (range.end - range.start, arena.data_len())
+            let own_pages = arena.pages_at().map_or(0, |_| PAGES_MAPPED);
+            let data_len = if is_private {
+                arena.data_len()
+            } else {
+                CLAIMS_MAPPED + own_pages
+            };
+            (range.end - range.start, data_len)
         });
         let (all, data) = lens.fold((0, 0), |sum: (u64, u64), len| {
             (sum.0 + len.0, sum.1 + len.1)
         });
-        NeededMemory {
-            all,
-            data: if is_private { data } else { 0 },
-        }
+        NeededMemory { all, data }
     }
 
     fn injector<'i>(
@@ -573,13 +577,13 @@ impl Prepared {
         Ok(())
     }
 
-    /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK), the validity of the
-    /// table of readable pages and, if children share the counters, the claims of rows.
+    /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK), the
+    /// table of readable pages with its validity and, if children share the counters, the claims of rows.
     fn wipe_calls(&self, arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
-        let validity = arena.validity_at().map(|at| (at, VALIDITY_LEN, PAGE));
+        let pages = arena.pages_at().map(|at| (at, PAGES_MAPPED, PAGES_WIPED));
         // OCaml code owns the row of its domain, even if threads own none.
         let claims = (data.is_shared()).then(|| (arena.data(), CLAIMS_MAPPED, CLAIMS_LEN));
-        let parts = claims.into_iter().chain(validity);
+        let parts = claims.into_iter().chain(pages);
         let calls = parts.flat_map(|(at, mapped, wiped)| {
             let is_shared = data.is_shared();
             let over = is_shared.then(|| InjectedCall::map_over(at, mapped));
@@ -593,17 +597,24 @@ impl Prepared {
     pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
         let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
         let are_recorded = data.is_some() || self.data_mapping().is_shared();
+        let asks_kernel = self.plan.asks_kernel();
+        let pages = PageTable::of(self.plan.shared, self.pages, self.pages_ticks, asks_kernel);
+        let pages_of_forked = self.plan.shared.has_pages().then(|| pages.of_forked());
         ActiveObservation {
             events: Mutex::new(EventReader::begin(
                 &self.plan,
                 &self.arenas,
                 shared_at,
                 self.thread_ids,
-                self.pages,
+                pages,
             )),
             discards: Mutex::new(DiscardCheck::new(&self.plan)),
             loaded_later: Mutex::new(LoadedLater::new(&self.plan.functions)),
-            forked: Mutex::new(ForkCheck::new(are_recorded, self.plan.has_times())),
+            forked: Mutex::new(ForkCheck::new(
+                are_recorded,
+                self.plan.has_times(),
+                pages_of_forked,
+            )),
             plan: self.plan,
             arenas: self.arenas,
             data,

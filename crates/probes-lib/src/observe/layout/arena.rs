@@ -235,11 +235,10 @@ impl Arena {
         self.data().plus(self.counters_len())
     }
 
-    /// Returns the address of the page that says until when the table of readable pages is valid;
-    /// `None` if there is no such table.
-    pub(crate) fn validity_at(&self) -> Option<LiveAddr> {
+    /// Returns the address of the table of readable pages; `None` if there is none.
+    pub(crate) fn pages_at(&self) -> Option<LiveAddr> {
         let has_pages = self.shared.has_pages();
-        has_pages.then(|| self.shared_at().plus(self.shared.validity()))
+        has_pages.then(|| self.shared_at().plus(self.shared.pages()))
     }
 
     /// Returns where a successor writes its record before it removes the observation of a live
@@ -708,8 +707,8 @@ mod tests {
         let data_len = 0xe000 + (arena.shared.len() + 176).next_multiple_of(PAGE);
         assert_eq!(arena.data_len(), data_len);
         assert_eq!(arena.range(), base..base + 0x7000 + data_len);
-        let validity = arena.shared_at().plus(arena.shared.validity());
-        assert_eq!(arena.validity_at(), Some(validity));
+        let pages = arena.shared_at().plus(arena.shared.pages());
+        assert_eq!(arena.pages_at(), Some(pages));
         // The trampolines find their data by the header.
         for (pointer, value) in [
             (arena.data_pointer(), arena.data()),

@@ -59,7 +59,7 @@ pub(crate) mod claim {
 
 /// The length of the claims, which are wiped in forked children.
 pub(crate) const CLAIMS_LEN: u64 = CLAIMS * CLAIM_LEN;
-/// With a page that is unused: see [`VALIDITY_LEN`](crate::observe::layout::shared::VALIDITY_LEN).
+/// With a page that is unused: see [`PAGES_WIPED`](crate::observe::layout::shared::PAGES_WIPED).
 pub(crate) const CLAIMS_MAPPED: u64 = CLAIMS_LEN + PAGE;
 
 /// The fields of the header, as offsets in it.

@@ -8,6 +8,7 @@
 //!          histogram for each group of threads
 //! rings    one for each group of threads: how many records were begun, and the last records
 //! pages    which pages may be read (readable_pages.rs)
+//!          in whole pages
 //! validity two pages, the second unused: since when the table of pages is valid, and for how long
 //! calls    the times of functions (calls.rs)
 //! values   the histograms of values (values.rs)
@@ -16,9 +17,9 @@
 //! kept     the arguments of starts, if slow pairs are reported (kept_starts.rs)
 //! ```
 //!
-//! The validity is always the process's own, even if the rest is shared with the observer, and the
-//! kernel clears it in a forked child (`MADV_WIPEONFORK`): the table does not describe the mappings
-//! of the child. A child that shares the memory of its parent (vfork(2)) shares these mappings, too.
+//! The table of pages and its validity are always the process's own, even if the rest is shared with the observer, and the
+//! kernel clears them in a forked child (`MADV_WIPEONFORK`): they do not describe the mappings
+//! of the child, which the observer may write there later. A child that shares the memory of its parent (vfork(2)) shares these mappings, too.
 //!
 //! Only the thread that owns a slot writes there; what several threads write is written by locked
 //! instructions.
@@ -71,9 +72,13 @@ pub(crate) mod validity {
     pub(crate) const MAY_ASK: u64 = 16;
 }
 
-/// The length of the validity in bytes. Only the first page gets MADV_WIPEONFORK, which splits the
-/// mapping in two: that shows in /proc/PID/maps that the madvise(2) was executed.
-pub(crate) const VALIDITY_LEN: u64 = 2 * PAGE;
+/// The length of the validity in bytes.
+const VALIDITY_LEN: u64 = 2 * PAGE;
+
+/// How much of the table of pages and its validity gets MADV_WIPEONFORK: all but the last page. So that splits the
+/// mapping in two, which shows in /proc/PID/maps that the madvise(2) was executed.
+pub(crate) const PAGES_WIPED: u64 = readable_pages::LEN + PAGE;
+pub(crate) const PAGES_MAPPED: u64 = readable_pages::LEN + VALIDITY_LEN;
 
 /// The most pairs of an observation.
 pub(crate) const MAX_PAIRS: u32 = 64;
@@ -274,14 +279,18 @@ impl SharedLayout {
         self.record_len > 0 || self.filters_memory
     }
 
-    /// Returns the offset of the table of pages that may be read.
+    /// Returns the offset of the table of pages that may be read, in whole pages.
     pub(crate) fn pages(self) -> u64 {
+        self.end_of_rings().next_multiple_of(PAGE)
+    }
+
+    fn end_of_rings(self) -> u64 {
         self.ring(GROUPS)
     }
 
     /// Returns the offset of the validity of that table, in whole pages.
     pub(crate) fn validity(self) -> u64 {
-        (self.pages() + readable_pages::LEN).next_multiple_of(PAGE)
+        self.pages() + readable_pages::LEN
     }
 
     /// Returns the length of all shared data in bytes.
@@ -357,7 +366,7 @@ impl SharedLayout {
         if self.has_pages() {
             self.validity() + VALIDITY_LEN
         } else {
-            self.pages()
+            self.end_of_rings()
         }
     }
 }
@@ -396,12 +405,15 @@ mod tests {
         };
         assert_eq!(large.ring_len(), 64 + 4096 * 320);
         assert_eq!(both.ring(2), both.pair(3) + 2 * both.ring_len());
-        assert_eq!(both.pages(), both.ring(16));
-        // The validity begins at a page, after the table.
-        let end = both.pages() + (8 << 20);
+        // The table begins at a page, and the validity follows it.
+        let end = both.ring(16);
         assert_eq!(
-            (both.validity(), both.len()),
-            (end + 4096 - end % 4096, both.validity() + 8192)
+            (both.pages(), both.validity(), both.len()),
+            (
+                end + 4096 - end % 4096,
+                both.pages() + (8 << 20),
+                both.validity() + 8192
+            )
         );
         // Without records there are neither rings nor a table.
         let timed = shared(3, 0);
@@ -432,9 +444,8 @@ mod tests {
             assert!(shared.slots(2) > shared.pair(2) && shared.histograms(2) > shared.slots(2));
             assert_eq!(shared.pair(3), shared.ring(0));
             assert!(shared.ring(1) - shared.ring(0) <= RING + HEADER_LEN);
-            assert!(shared.validity() >= shared.pages() + readable_pages::LEN);
-            assert_eq!(shared.validity() % PAGE, 0);
-            assert_eq!(shared.len(), shared.validity() + VALIDITY_LEN);
+            assert_eq!(shared.pages() % PAGE, 0);
+            assert_eq!(shared.len(), shared.pages() + PAGES_MAPPED);
             assert!(shared.len() < 1 << 31);
             let by_key = SharedLayout {
                 pairs_by_key: true,

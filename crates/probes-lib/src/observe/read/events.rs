@@ -17,9 +17,9 @@ use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::readable_pages::ReadablePages;
-use crate::observe::layout::shared::{SharedLayout, fields, record, validity};
+use crate::observe::layout::shared::{SharedLayout, fields, record};
 use crate::observe::layout::stack_copies::StackCopies;
+use crate::observe::page_table::{PageTable, SharedWrites};
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::observe::read::data_source;
@@ -27,11 +27,9 @@ use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{CustomKind, RecordedArgument, Value};
 use crate::observe::role::{ArgumentFormat, ArgumentSource};
 use crate::process::Process;
-use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
 use crate::process::program::{LiveSite, ProbeId, Program};
-use crate::process::seccomp::FilterWatch;
 use crate::sys::ticks::Clock;
 
 /// The hits of a process, one by one.
@@ -248,8 +246,7 @@ pub(crate) struct EventReader {
     /// The ids of threads in our pid namespace, by their ids in the namespace of the process;
     /// `None` if a thread is not found.
     threads: HashMap<i32, Option<i32>>,
-    /// What the table of readable pages in the process holds.
-    pages: ReadablePages,
+    pages: PageTable,
     /// From which time on pairs are slow.
     slow_from: Duration,
     begun: Instant,
@@ -258,8 +255,6 @@ pub(crate) struct EventReader {
     recorded: Instant,
     /// When more was read than the heads of the rings.
     read: Instant,
-    /// Whether threads have set themselves seccomp filters.
-    pub(crate) own_filters: FilterWatch,
     /// Of calls that could not be recorded, because no registers could be saved.
     lost: PointCounters,
     /// Of hits that the filter has no answer for, if there is one.
@@ -396,13 +391,13 @@ struct ArgumentShape {
 
 impl EventReader {
     /// Begins to read the events of a plan, whose points are in `arenas`; `shared` is the address of its shared data,
-    /// and `pages` is what the table of readable pages holds.
+    /// and `pages` is the table of readable pages.
     pub(crate) fn begin(
         plan: &ObservationPlan,
         arenas: &[Arena],
         shared: LiveAddr,
         thread_ids: ThreadIds,
-        pages: ReadablePages,
+        pages: PageTable,
     ) -> EventReader {
         EventReader {
             points: watched_points(plan),
@@ -419,7 +414,6 @@ impl EventReader {
             renewed: Instant::now(),
             recorded: Instant::now(),
             read: Instant::now(),
-            own_filters: FilterWatch::default(),
             lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
             untyped: plan.points.iter().any(is_filtered).then(|| {
                 PointCounters::of(plan, arenas, is_filtered, |arena| arena.untyped_counter(0))
@@ -625,32 +619,16 @@ impl EventReader {
         self.layout.has_pages() && (is_starting || since(self.renewed) > MIN_RENEWAL_INTERVAL)
     }
 
-    /// Returns what to write into the shared data, at which offsets, to renew the table of readable
-    /// pages for the mappings that were read at the time `since`, in ticks; and whether trampolines may ask the kernel.
-    pub(crate) fn renew(
-        &mut self,
-        maps: &[Mapping],
-        since: u64,
-        may_ask: bool,
-    ) -> Vec<(u64, Vec<u8>)> {
+    /// Returns what to write into the shared data to renew the table of readable pages.
+    ///
+    /// # Errors
+    ///
+    /// If the mappings of the process cannot be read.
+    pub(crate) fn renew(&mut self, process: &Process) -> Result<SharedWrites> {
         self.renewed = Instant::now();
         // Another thread may have the id of one that has exited.
         self.threads.clear();
-        let mut writes = Vec::new();
-        if let Some(pages) = self.pages.renewed(maps) {
-            let table = self.layout.pages();
-            let changes = pages.changes(&self.pages).into_iter();
-            writes.extend(changes.map(|write| (table + write.at, write.bytes)));
-            self.pages = pages;
-        }
-        let validity = [
-            (validity::MAY_ASK, may_ask.into()),
-            (validity::SINCE, since),
-        ];
-        let at = self.layout.validity();
-        let validity = validity.map(|(field, value)| (at + field, value.to_le_bytes().to_vec()));
-        writes.extend(validity);
-        writes
+        self.pages.renew(process)
     }
 }
 
@@ -808,9 +786,9 @@ mod tests {
     use crate::address::LoadBias;
     use crate::memory::double::SliceMemory;
     use crate::observe::layout::groups::GROUPS;
+    use crate::observe::layout::readable_pages::ReadablePages;
     use crate::observe::layout::shared::HEADER_LEN;
     use crate::observe::observation::Observation;
-    use crate::process::maps::parse;
     use crate::select::Selector;
     use crate::select::function::FunctionSelector;
     use crate::sys::ticks::TickMeasurement;
@@ -834,7 +812,9 @@ mod tests {
     }
 
     fn reader(thread_ids: ThreadIds) -> EventReader {
-        EventReader::begin(&plan(), &[], BASE, thread_ids, ReadablePages::default())
+        let plan = plan();
+        let pages = PageTable::of(plan.shared, ReadablePages::default(), 0, false);
+        EventReader::begin(&plan, &[], BASE, thread_ids, pages)
     }
 
     /// Returns a record with these words at these offsets.
@@ -990,7 +970,7 @@ mod tests {
         assert_eq!(foreign.thread(&process, i32::MAX), None);
         // They are looked for again after the table is renewed: an id may be another thread's then.
         assert!(foreign.threads.contains_key(&i32::MAX));
-        foreign.renew(&[], 0, true);
+        foreign.renew(&process).unwrap();
         assert!(foreign.threads.is_empty());
         let unknown = |thread_ids| reader(thread_ids).thread(&process, i32::MAX);
         assert_eq!(unknown(ThreadIds::OfOurNamespace), Some(i32::MAX));
@@ -1016,29 +996,6 @@ mod tests {
         assert_eq!(is_due(&reader), [0_u64; 0]);
     }
 
-    #[test]
-    fn renewal_writes_changed_pages_and_their_validity() {
-        let mut reader = reader(ThreadIds::Unknown);
-        let maps = parse(b"400000-401000 rw-p 00000000 00:00 0 \n");
-        let entry = reader.layout.pages() + 32 * 8;
-        let validity = reader.layout.validity();
-        let word = |at, value: u64| (validity + at, value.to_le_bytes().to_vec());
-        let valid = |since| word(validity::SINCE, since);
-        let asks = |may_ask: bool| word(validity::MAY_ASK, may_ask.into());
-        assert_eq!(
-            reader.renew(&maps, 1 << 50, true),
-            [
-                (entry, vec![0; 4]),
-                (entry + 4, vec![32, 0, 0, 0]),
-                (entry, vec![1, 0, 0, 0]),
-                asks(true),
-                valid(1 << 50),
-            ]
-        );
-        let renewed = reader.renew(&maps, 1 << 51, false);
-        assert_eq!(renewed, [asks(false), valid(1 << 51)]);
-    }
-
     fn function(name: &str) -> FunctionSelector {
         FunctionSelector::Glob(name.parse().unwrap())
     }
@@ -1053,7 +1010,8 @@ mod tests {
 
     fn reader_of(plan: &ObservationPlan, data: &RecordedData) -> EventReader {
         let arenas = std::slice::from_ref(&data.arena);
-        let (ids, pages) = (ThreadIds::OfOurNamespace, ReadablePages::default());
+        let pages = PageTable::of(plan.shared, ReadablePages::default(), 0, false);
+        let ids = ThreadIds::OfOurNamespace;
         EventReader::begin(plan, arenas, data.shared(), ids, pages)
     }
 

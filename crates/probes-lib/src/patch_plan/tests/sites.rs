@@ -88,7 +88,7 @@ fn sites_in_parts_need_one_known_function() {
     // test %rdi,%rdi; je to the part; ret
     let function = b"\x48\x85\xff\x74\x02\x90\xc3";
     let sites = planned(function, b"\xc3", true).unwrap();
-    assert_eq!(sites[0].displaced(), &part[..6]);
+    assert_eq!(sites[0].displaced(), &part[1..6]);
     assert!(sites[0].flags_are_dead() && !sites[0].mmx_is_free());
     assert_eq!(planned(function, b"\xc3", false), Err(Refusal::NoFunction));
     // Another one jumps there, too.
@@ -101,6 +101,28 @@ fn sites_in_parts_need_one_known_function() {
     let unknown = [SWITCH, function].concat();
     let refusal = Refusal::UnknownTargets { offset: 0xe };
     assert_eq!(planned(&unknown, b"\xc3", true), Err(refusal));
+}
+
+#[test]
+fn usdt_sites_are_patched_behind_their_nop() {
+    let of = |bytes: &[u8]| {
+        let (planner, ranges) = planner_of(&[bytes]);
+        let sites = planner.usdt_site(ranges[0], FileAddr(AT + 2)).unwrap();
+        let sites = sites.iter().map(|it| (it.address().0 - AT, it.jump()));
+        sites.collect::<Vec<_>>()
+    };
+    // xor %eax,%eax; nop; mov $1,%eax; ret
+    let usual = b"\x31\xc0\x90\xb8\x01\0\0\0\xc3";
+    assert_eq!(of(usual), [(3, NEAR), (2, NEAR)]);
+    // With jrcxz behind the nop, which is not executed each time.
+    let entered = b"\xe3\x01\x90\xb8\x01\0\0\0\xc3";
+    assert!(of(entered).iter().all(|(at, _)| *at == 2));
+    // Not a nop of one byte.
+    let long = b"\x31\xc0\x66\x90\xb8\x01\0\0\0\xc3";
+    assert_eq!(of(long), [(2, NEAR)]);
+    // The function ends behind it, and has room before the next.
+    let last = b"\x31\xc0\x90\xc3\xcc\xcc\xcc\xcc\xcc\xcc\xcc";
+    assert_eq!(of(last)[0].0, 3);
 }
 
 #[test]
@@ -117,7 +139,7 @@ fn usdt_sites_are_moved_only_as_such() {
         code.add(FileAddr(AT), bytes.to_vec(), true);
         code.add_foreign(nop);
         if is_restartable {
-            code.add_restartable(nop);
+            code.add_restartable(CodeRange { len: 2, ..range });
         }
         PatchPlanner::new(code, &[range], &[], [])
     };
@@ -127,7 +149,9 @@ fn usdt_sites_are_moved_only_as_such() {
     let refusal = Refusal::Unmovable { offset: 0, what };
     assert_eq!(usual.instruction(range, FileAddr(AT)), Err(refusal));
     let sites = usual.usdt_site(range, FileAddr(AT)).unwrap();
-    assert_eq!((sites[0].address(), sites[0].jump()), (FileAddr(AT), NEAR));
+    let places = sites.iter().map(|it| (it.address(), it.jump()));
+    let expected = [FileAddr(AT + 1), FileAddr(AT)].map(|it| (it, NEAR));
+    assert!(places.eq(expected));
     assert_eq!(entries.usdt_site(range, FileAddr(AT)), Ok(sites));
     assert_eq!(
         entries.executed_with(range, FileAddr(AT)),

@@ -1,0 +1,135 @@
+//! [`PageTable`]: what the trampolines of a process are told of its memory while it runs: which pages may be read, until when that is
+//! known, and whether the kernel may be asked.
+
+use crate::error::Result;
+use crate::observe::layout::readable_pages::ReadablePages;
+use crate::observe::layout::shared::{SharedLayout, validity};
+use crate::process::Process;
+use crate::process::maps::{Mapping, read_maps};
+use crate::process::seccomp::FilterWatch;
+use crate::sys::ticks;
+
+/// Bytes to write at offsets in the shared data, in this order.
+pub(crate) type SharedWrites = Vec<(u64, Vec<u8>)>;
+
+/// The table of readable pages of a process, which its observer keeps up to date.
+#[derive(Debug)]
+pub(crate) struct PageTable {
+    layout: SharedLayout,
+    /// What the process has of it; `None` in a process that was forked, whose table is empty.
+    pages: Option<ReadablePages>,
+    /// For how long it is valid, in ticks.
+    ticks: u64,
+    /// Whether trampolines ask the kernel which memory can be read.
+    asks_kernel: bool,
+    /// Whether threads have set themselves seccomp filters: one may kill the process for that system call.
+    filters: FilterWatch,
+}
+
+impl PageTable {
+    /// Of a process in which `pages` have been written, which are valid for so many ticks.
+    pub(crate) fn of(
+        layout: SharedLayout,
+        pages: ReadablePages,
+        ticks: u64,
+        asks_kernel: bool,
+    ) -> PageTable {
+        PageTable {
+            layout,
+            pages: Some(pages),
+            ticks,
+            asks_kernel,
+            filters: FilterWatch::default(),
+        }
+    }
+
+    /// Returns that of a process that was forked: the kernel has cleared it there.
+    pub(crate) fn of_forked(&self) -> PageTable {
+        PageTable {
+            pages: None,
+            filters: FilterWatch::default(),
+            ..*self
+        }
+    }
+
+    /// Returns what to write so that a process has a valid table of its mappings, as they are now.
+    ///
+    /// # Errors
+    ///
+    /// If its mappings cannot be read.
+    pub(crate) fn renew(&mut self, process: &Process) -> Result<SharedWrites> {
+        // Before the mappings are read: they may change right afterwards.
+        let since = ticks::now();
+        let may_ask = !self.asks_kernel || !self.filters.has_any(process);
+        Ok(self.writes(&read_maps(process)?, since, may_ask))
+    }
+
+    /// Returns the same for mappings that were read at the time `since`, in ticks, and whether trampolines may ask the kernel.
+    fn writes(&mut self, maps: &[Mapping], since: u64, may_ask: bool) -> SharedWrites {
+        let (new, changes) = match &self.pages {
+            None => {
+                let new = ReadablePages::of(maps);
+                let all = new.writes();
+                (Some(new), all)
+            }
+            Some(before) => {
+                let new = before.renewed(maps);
+                let changes = new.as_ref().map(|new| new.changes(before));
+                (new, changes.unwrap_or_default())
+            }
+        };
+        self.pages = new.or(self.pages.take());
+        let at = self.layout.pages();
+        let table = changes
+            .into_iter()
+            .map(|write| (at + write.at, write.bytes));
+        // The start last: until it is there, an empty table is not valid.
+        let validity = [
+            (validity::MAY_ASK, may_ask.into()),
+            (validity::TICKS, self.ticks),
+            (validity::SINCE, since),
+        ];
+        let at = self.layout.validity();
+        let validity = validity.map(|(field, value)| (at + field, value.to_le_bytes().to_vec()));
+        table.chain(validity).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::maps::parse;
+
+    #[test]
+    fn renewal_writes_changed_pages_and_their_validity() {
+        let layout = SharedLayout {
+            filters_memory: true,
+            ..SharedLayout::default()
+        };
+        let mut table = PageTable::of(layout, ReadablePages::default(), 700, true);
+        let maps = parse(b"400000-401000 rw-p 00000000 00:00 0 \n");
+        let entry = layout.pages() + 32 * 8;
+        let word = |at, value: u64| (layout.validity() + at, value.to_le_bytes().to_vec());
+        let valid = |since, may_ask: bool| {
+            [
+                word(validity::MAY_ASK, may_ask.into()),
+                word(validity::TICKS, 700),
+                word(validity::SINCE, since),
+            ]
+        };
+        let changes = [
+            (entry, vec![0; 4]),
+            (entry + 4, vec![32, 0, 0, 0]),
+            (entry, vec![1, 0, 0, 0]),
+        ];
+        let written = table.writes(&maps, 1 << 50, true);
+        assert_eq!(written, [changes, valid(1 << 50, true)].concat());
+        assert_eq!(table.writes(&maps, 1 << 51, false), valid(1 << 51, false));
+        // In a forked process, nothing is there yet.
+        let mut forked = table.of_forked();
+        let whole = vec![(entry, vec![1, 0, 0, 0, 32, 0, 0, 0])];
+        let written = forked.writes(&maps, 1 << 52, true);
+        assert_eq!(written, [whole, valid(1 << 52, true).to_vec()].concat());
+        assert_eq!(forked.writes(&maps, 1 << 53, true), valid(1 << 53, true));
+    }
+}
