@@ -25,6 +25,7 @@ mod refused;
 mod released;
 mod runtime_events;
 mod slow_pairs;
+mod stack_quality;
 mod stacks;
 mod subjects;
 mod svg;

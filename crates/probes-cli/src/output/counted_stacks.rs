@@ -6,11 +6,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use inferno::flamegraph;
-use probes_lib::{HitStack, StackEnd};
+use probes_lib::HitStack;
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json};
 use super::profiles::name_of;
+use super::stack_quality::StackQuality;
 use super::table::table;
 use crate::failure::Failure;
 use crate::text::{Escaped, number_of};
@@ -38,8 +39,7 @@ pub(crate) struct CountedStacks {
 /// A stack, by the names of its functions.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct StackPath {
-    /// complete, guessed or cut
-    state: &'static str,
+    quality: StackQuality,
     /// The innermost first.
     frames: Vec<String>,
 }
@@ -49,21 +49,18 @@ impl StackPath {
         let frames = stack.frames.iter();
         let frames = frames.map(|frame| name_of(frame));
         StackPath {
-            state: match stack.end {
-                _ if stack.is_guessed => "guessed",
-                StackEnd::Outermost => "complete",
-                _ => "cut",
-            },
+            quality: StackQuality::of(Some(stack.end), stack.is_guessed),
             frames: frames.collect(),
         }
     }
 
     /// Its functions with ; between them, the outermost first; before them, what is wrong with it.
     fn folded(&self) -> String {
-        let state = (self.state != "complete").then(|| format!("[{}]", self.state));
+        let quality = self.quality;
+        let doubt = (quality != StackQuality::Complete).then(|| format!("[{quality}]"));
         let frames = self.frames.iter().rev();
         let names = frames.map(|name| name.replace([';', '\n'], ":"));
-        state.into_iter().chain(names).collect::<Vec<_>>().join(";")
+        doubt.into_iter().chain(names).collect::<Vec<_>>().join(";")
     }
 }
 
@@ -86,7 +83,7 @@ struct StackRow<'r> {
     /// Hits a second.
     rate: f64,
     /// complete, guessed or cut
-    stack: &'static str,
+    stack: StackQuality,
     /// The innermost first.
     frames: &'r [String],
 }
@@ -159,7 +156,7 @@ impl CountedStacks {
         let mut sorted: Vec<_> = self.hits.iter().map(|(path, hits)| (path, *hits)).collect();
         sorted.sort_by(|(one, ones), (other, others)| {
             let order = others.cmp(ones).then_with(|| one.frames.cmp(&other.frames));
-            order.then_with(|| one.state.cmp(other.state))
+            order.then_with(|| one.quality.cmp(&other.quality))
         });
         sorted
     }
@@ -174,7 +171,7 @@ impl CountedStacks {
             let rows = sorted.iter().map(|(path, hits)| StackRow {
                 hits: *hits,
                 rate: self.rate(*hits),
-                stack: path.state,
+                stack: path.quality,
                 frames: &path.frames,
             });
             return json(&StackCountReport {
@@ -247,18 +244,23 @@ mod tests {
 
     #[test]
     fn stacks_of_one_shape_have_one_order() {
-        let path = |state| StackPath {
-            state,
+        let path = |quality| StackPath {
+            quality,
             frames: vec!["f".to_owned()],
         };
         // The order of a HashMap is another one each time.
         for _ in 0..50 {
             let mut stacks = CountedStacks::new(1, Path::new("/bin/x"));
-            let states = ["guessed", "cut", "complete"];
-            stacks.hits = states.into_iter().map(|state| (path(state), 7)).collect();
+            let [complete, cut, guessed] = [
+                StackQuality::Complete,
+                StackQuality::Cut,
+                StackQuality::Guessed,
+            ];
+            let paths = [guessed, cut, complete].map(|quality| (path(quality), 7));
+            stacks.hits = paths.into_iter().collect();
             let sorted = stacks.sorted();
-            let sorted: Vec<_> = sorted.iter().map(|(path, _)| path.state).collect();
-            assert_eq!(sorted, ["complete", "cut", "guessed"]);
+            let sorted: Vec<_> = sorted.iter().map(|(path, _)| path.quality).collect();
+            assert_eq!(sorted, [complete, cut, guessed]);
         }
     }
 }

@@ -16,6 +16,7 @@ use probes_lib::{
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json};
+use super::stack_quality::StackQuality;
 use super::stacks::in_words;
 use crate::failure::Failure;
 pub(crate) use picture::PictureKind;
@@ -113,9 +114,8 @@ impl Split {
     fn of(stacks: &[StackTimes], profile: &Profile) -> Split {
         // A time, and two standard deviations of it.
         let in_collection = |is_running: bool| -> (f64, f64) {
-            let is_meant = |it: &&StackTimes| {
-                it.in_collection == Some(true) && (it.state == "running") == is_running
-            };
+            let is_meant =
+                |it: &&StackTimes| it.in_collection == Some(true) && it.is_running == is_running;
             // The sum of nothing is -0.
             let seconds = stacks.iter().filter(is_meant).map(|it| it.seconds);
             let seconds = seconds.sum::<f64>().abs();
@@ -166,8 +166,10 @@ struct StackTimes {
     role: &'static str,
     /// Of OCaml 5.
     domain: Option<u32>,
-    /// running, blocked, waiting, stopped or unseen
+    /// running, blocked, waiting, stopped, frozen or unseen
     state: &'static str,
+    #[serde(skip)]
+    is_running: bool,
     /// The system call that it waited in.
     system_call: Option<String>,
     seconds: f64,
@@ -176,8 +178,7 @@ struct StackTimes {
     error_seconds: f64,
     /// How long its waits were, if they were recorded with -off-cpu.
     waits: Option<Distribution>,
-    /// complete, guessed, cut or unread
-    stack: &'static str,
+    stack: StackQuality,
     /// The innermost first: what it waited in, if it did, then functions.
     frames: Vec<String>,
     /// Only if that is distinguished.
@@ -217,17 +218,13 @@ impl StackTimes {
             role: stack.role.into(),
             domain: stack.domain,
             state,
+            is_running: stack.activity == Activity::Running,
             system_call: system_call.map(|name| name.trim_matches(['[', ']']).to_owned()),
             seconds: stack.time.as_secs_f64(),
             samples: stack.samples,
             error_seconds: 2.0 * variance.sqrt(),
             waits: lengths.map(Distribution::of),
-            stack: match stack.end {
-                None => "unread",
-                Some(_) if stack.is_complete() => "complete",
-                Some(_) if stack.is_guessed => "guessed",
-                Some(_) => "cut",
-            },
+            stack: StackQuality::of(stack.end, stack.is_guessed),
             frames: if stack.end.is_none() && stack.activity != Activity::Unseen {
                 vec!["[not read]".to_owned()]
             } else {
@@ -249,12 +246,13 @@ impl StackTimes {
             role: ThreadRole::Other.into(),
             domain: None,
             state: "running",
+            is_running: true,
             system_call: None,
             seconds: time.as_secs_f64(),
             samples: 0,
             error_seconds: 0.0,
             waits: None,
-            stack: "unread",
+            stack: StackQuality::Unread,
             frames: vec![NOT_SAMPLED.to_owned()],
             in_collection: None,
             time,

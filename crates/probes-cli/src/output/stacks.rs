@@ -7,6 +7,7 @@ use probes_lib::{HitStack, StackEnd, StackFrame, StackReport, ThreadStack, Threa
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json};
+use super::stack_quality::StackQuality;
 use crate::failure::Failure;
 use crate::text::Escaped;
 
@@ -33,8 +34,7 @@ struct Thread {
     system_call: Option<Call>,
     /// The function of the kernel that it waits in.
     kernel_function: Option<String>,
-    /// complete, guessed, cut or unread
-    stack: &'static str,
+    stack: StackQuality,
     /// Why it is cut.
     cut: Option<String>,
     frames: Vec<Frame>,
@@ -43,8 +43,8 @@ struct Thread {
 /// The stack of a hit.
 #[derive(Debug, Serialize)]
 pub(crate) struct FoundStack {
-    /// complete, guessed or cut
-    state: &'static str,
+    #[serde(rename = "state")]
+    quality: StackQuality,
     /// Why it is cut.
     cut: Option<String>,
     frames: Vec<Frame>,
@@ -131,15 +131,21 @@ impl Frame {
 }
 
 /// Says what is wrong with a stack.
-fn note(state: &str, cut: Option<&str>, text: &mut String) {
-    match state {
-        "cut" => {
+fn note(quality: StackQuality, cut: Option<&str>, text: &mut String) {
+    match quality {
+        StackQuality::Complete => {}
+        StackQuality::Cut => {
             let _ = writeln!(text, "    (cut: {})", cut.unwrap_or_default());
         }
-        "guessed" => text.push_str("    (guessed: a register was not known)\n"),
-        "unread" => text.push_str("    (not read: it was running)\n"),
-        _ => {}
+        StackQuality::Guessed => text.push_str("    (guessed: a register was not known)\n"),
+        StackQuality::Unread => text.push_str("    (not read: it was running)\n"),
     }
+}
+
+/// Says why a stack ends too early, if it does.
+fn cut(quality: StackQuality, end: Option<StackEnd>) -> Option<String> {
+    let end = end.filter(|_| quality == StackQuality::Cut);
+    end.map(|end| end.to_string())
 }
 
 impl FoundStack {
@@ -147,14 +153,10 @@ impl FoundStack {
     pub(crate) fn of(stack: &HitStack, most: usize) -> FoundStack {
         let frames = stack.frames.iter().take(most);
         let frames: Vec<Frame> = frames.map(|it| Frame::of(it)).collect();
-        let is_cut = stack.end != StackEnd::Outermost && !stack.is_guessed;
+        let quality = StackQuality::of(Some(stack.end), stack.is_guessed);
         FoundStack {
-            state: match () {
-                () if stack.is_complete() => "complete",
-                () if is_cut => "cut",
-                () => "guessed",
-            },
-            cut: is_cut.then(|| stack.end.to_string()),
+            quality,
+            cut: cut(quality, Some(stack.end)),
             left_out: stack.frames.len() - frames.len(),
             frames,
         }
@@ -176,11 +178,11 @@ impl FoundStack {
             (more, _) => writeln!(text, "more {more}"),
         };
         match (&self.cut, format) {
-            (_, Format::Table) => note(self.state, self.cut.as_deref(), &mut text),
+            (_, Format::Table) => note(self.quality, self.cut.as_deref(), &mut text),
             (Some(cut), _) => {
                 let _ = writeln!(text, "cut: {cut}");
             }
-            (None, _) if self.state == "guessed" => text.push_str("guessed\n"),
+            (None, _) if self.quality == StackQuality::Guessed => text.push_str("guessed\n"),
             (None, _) => {}
         }
         text
@@ -209,13 +211,7 @@ impl Thread {
             }
             _ => ("unknown", None),
         };
-        let stack = match thread.end {
-            None => "unread",
-            Some(_) if thread.is_complete() => "complete",
-            Some(_) if thread.is_guessed => "guessed",
-            Some(_) => "cut",
-        };
-        let cut = thread.end.filter(|_| stack == "cut");
+        let stack = StackQuality::of(thread.end, thread.is_guessed);
         Thread {
             tid: thread.tid,
             name: thread.name.clone(),
@@ -225,7 +221,7 @@ impl Thread {
             system_call,
             kernel_function: thread.kernel_function.clone(),
             stack,
-            cut: cut.map(|end| end.to_string()),
+            cut: cut(stack, thread.end),
             frames: thread.frames.iter().map(|it| Frame::of(it)).collect(),
         }
     }
@@ -372,7 +368,7 @@ mod tests {
             state: "running",
             system_call: None,
             kernel_function: None,
-            stack: "unread",
+            stack: StackQuality::Unread,
             cut: None,
             frames: Vec::new(),
         };

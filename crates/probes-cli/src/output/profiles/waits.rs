@@ -16,6 +16,8 @@ use crate::text::number_of;
 pub(super) struct Waits {
     /// recorded or sampled
     method: &'static str,
+    #[serde(skip)]
+    are_recorded: bool,
     /// Why they were not recorded, if that is known.
     because: Option<String>,
     lost_records: u64,
@@ -60,12 +62,13 @@ impl Waits {
             _ => ("unknown", None),
         };
         // Otherwise the process may be stopped, which wakes the threads that wait, and so makes two waits of one.
-        let is_counted = method == "recorded" && how.is_off_cpu;
+        let are_recorded = matches!(profile.waits, WaitMethod::Recorded { .. });
+        let is_counted = are_recorded && how.is_off_cpu;
         let sum = |number: fn(&WaitTimes) -> u64| {
             let numbers = waits().filter_map(|it| it.waits.as_ref()).map(number);
             is_counted.then(|| numbers.sum())
         };
-        let variance = if method == "recorded" || how.is_on_cpu {
+        let variance = if are_recorded || how.is_on_cpu {
             0.0
         } else {
             let all = profile.stacks.iter().filter(|it| !is_idle(it));
@@ -74,6 +77,7 @@ impl Waits {
         let unseen: Duration = unseen.map(|it| it.time).sum();
         Waits {
             method,
+            are_recorded,
             because,
             lost_records,
             unrecorded_processors,
@@ -96,7 +100,7 @@ impl Waits {
     }
 
     pub(super) fn plain(&self) -> String {
-        if self.method != "recorded" {
+        if !self.are_recorded {
             let why = self.because.as_deref().unwrap_or("-");
             return format!("waits sampled error {:.3} {why}\n", self.error_seconds);
         }
@@ -119,7 +123,7 @@ impl Waits {
 
     /// A sentence below a table.
     pub(super) fn sentence(&self) -> String {
-        if self.method != "recorded" {
+        if !self.are_recorded {
             let (seconds, error) = (self.seconds, self.error_seconds);
             let why = self.because.iter().map(|why| format!("; {why}"));
             let why: String = why.collect();

@@ -1,0 +1,43 @@
+//! [`StackQuality`]: how well a stack is known.
+
+use std::fmt;
+
+use probes_lib::StackEnd;
+use serde::Serialize;
+
+/// How well a stack is known. The names are those of the output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum StackQuality {
+    /// Down to the outermost frame.
+    Complete,
+    /// Frames are missing behind the last one.
+    Cut,
+    /// A register was not known: its frames may be wrong.
+    Guessed,
+    /// The thread was running.
+    Unread,
+}
+
+impl StackQuality {
+    /// Of a stack with this `end`, if it was read.
+    pub(super) fn of(end: Option<StackEnd>, is_guessed: bool) -> StackQuality {
+        match end {
+            None => StackQuality::Unread,
+            Some(_) if is_guessed => StackQuality::Guessed,
+            Some(StackEnd::Outermost) => StackQuality::Complete,
+            Some(_) => StackQuality::Cut,
+        }
+    }
+}
+
+impl fmt::Display for StackQuality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            StackQuality::Complete => "complete",
+            StackQuality::Cut => "cut",
+            StackQuality::Guessed => "guessed",
+            StackQuality::Unread => "unread",
+        })
+    }
+}
