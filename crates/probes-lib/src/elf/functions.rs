@@ -301,74 +301,12 @@ impl FunctionTable {
 
     /// Returns the functions and parts of functions that have a symbol.
     fn of_symbols(elf: &ElfFile, code: &RangeSet) -> Result<FunctionTable> {
-        let mut parts = Vec::new();
-        let (mut symbols_len, mut strings_len) = (0, 0);
-        let mut strings = Strings::default();
-        let mut found = Vec::new();
-        let mut boundaries = code_boundaries(elf);
-        for source in [NameSource::Symbol, NameSource::DynamicSymbol] {
-            let symbols = elf.symbols(match source {
-                NameSource::Symbol => SymbolTable::Static,
-                _ => SymbolTable::Dynamic,
-            })?;
-            let Some(symbols) = symbols else {
-                continue;
-            };
-            let names = symbols.names()?;
-            strings_len += names.len();
-            let most = MAX_SYMBOLS.max(strings_len.saturating_mul(MAX_REPEATED));
-            symbols.each(|symbol| {
-                if code.end_at(symbol.st_value).is_none() {
-                    return Ok(());
-                }
-                boundaries.push(symbol.st_value);
-                let Some(function) = FunctionSymbol::of(symbol, &names, source) else {
-                    return Ok(());
-                };
-                symbols_len += function.place.len;
-                if symbols_len > most {
-                    let defect = FileError::Elf(ElfDefect::LongSymbols { most });
-                    return Err(Error::of_file(elf.path(), defect));
-                }
-                if is_part(text_in(&names, function.place)) {
-                    parts.push(function);
-                } else {
-                    found.push(function);
-                }
-                Ok(())
-            })?;
-            strings[source as usize] = names;
-        }
-        boundaries.sort_unstable();
-        boundaries.dedup();
-        let text = |place: NamePlace| text_at(&strings, place);
-        found.sort_by(|one, other| {
-            let preference = |found: &FunctionSymbol| {
-                let FunctionSymbol {
-                    address,
-                    binding,
-                    underscores,
-                    place,
-                    ..
-                } = found;
-                let is_local = !matches!(*binding, STB_GLOBAL | STB_WEAK);
-                // A name that programs use may be weak, and `__nanosleep` global.
-                (
-                    *address,
-                    is_local,
-                    *underscores,
-                    *binding == STB_WEAK,
-                    place.len,
-                )
-            };
-            (preference(one).cmp(&preference(other)))
-                .then_with(|| text(one.place).cmp(text(other.place)))
-                .then(one.place.source.cmp(&other.place.source))
-        });
-        // Most dynamic symbols are in both tables.
-        found.dedup_by(|one, other| {
-            one.address == other.address && text(one.place) == text(other.place)
-        });
+        let NamedCode {
+            functions: found,
+            parts,
+            boundaries,
+            strings,
+        } = NamedCode::read(elf, code)?;
         let mut table = FunctionTable {
             path: elf.path().to_owned(),
             linking: elf.linking(),
@@ -647,6 +585,78 @@ impl<'t> Function<'t> {
     }
 }
 
+/// What the symbol tables of a file name in its code.
+struct NamedCode {
+    /// By address; those of one address by how well their names suit, the best one first.
+    functions: Vec<FunctionSymbol>,
+    parts: Vec<FunctionSymbol>,
+    /// The addresses of all symbols, and the ends of sections, in order.
+    boundaries: Vec<u64>,
+    strings: Strings,
+}
+
+impl NamedCode {
+    fn read(elf: &ElfFile, code: &RangeSet) -> Result<NamedCode> {
+        let mut named = NamedCode {
+            functions: Vec::new(),
+            parts: Vec::new(),
+            boundaries: code_boundaries(elf),
+            strings: Strings::default(),
+        };
+        let (mut symbols_len, mut strings_len) = (0, 0);
+        for source in [NameSource::Symbol, NameSource::DynamicSymbol] {
+            let symbols = elf.symbols(match source {
+                NameSource::Symbol => SymbolTable::Static,
+                _ => SymbolTable::Dynamic,
+            })?;
+            let Some(symbols) = symbols else {
+                continue;
+            };
+            let names = symbols.names()?;
+            strings_len += names.len();
+            let most = MAX_SYMBOLS.max(strings_len.saturating_mul(MAX_REPEATED));
+            symbols.each(|symbol| {
+                if code.end_at(symbol.st_value).is_none() {
+                    return Ok(());
+                }
+                named.boundaries.push(symbol.st_value);
+                let Some(function) = FunctionSymbol::of(symbol, &names, source) else {
+                    return Ok(());
+                };
+                symbols_len += function.place.len;
+                if symbols_len > most {
+                    let defect = FileError::Elf(ElfDefect::LongSymbols { most });
+                    return Err(Error::of_file(elf.path(), defect));
+                }
+                if is_part(text_in(&names, function.place)) {
+                    named.parts.push(function);
+                } else {
+                    named.functions.push(function);
+                }
+                Ok(())
+            })?;
+            named.strings[source as usize] = names;
+        }
+        named.boundaries.sort_unstable();
+        named.boundaries.dedup();
+        named.sort_functions();
+        Ok(named)
+    }
+
+    /// Sorts the functions, and leaves out names that are in both tables, as most dynamic symbols are.
+    fn sort_functions(&mut self) {
+        let text = |place: NamePlace| text_at(&self.strings, place);
+        self.functions.sort_by(|one, other| {
+            (one.preference().cmp(&other.preference()))
+                .then_with(|| text(one.place).cmp(text(other.place)))
+                .then(one.place.source.cmp(&other.place.source))
+        });
+        self.functions.dedup_by(|one, other| {
+            one.address == other.address && text(one.place) == text(other.place)
+        });
+    }
+}
+
 impl FunctionSymbol {
     fn of(symbol: &Sym, names: &[u8], source: NameSource) -> Option<FunctionSymbol> {
         let kind = match symbol.st_type() {
@@ -672,6 +682,20 @@ impl FunctionSymbol {
                 len,
             },
         })
+    }
+
+    /// Orders symbols by address, and those of one address by how well their names suit, the best one first: a name that
+    /// programs use may be weak, and `__nanosleep` global.
+    fn preference(&self) -> impl Ord + use<> {
+        let is_local = !matches!(self.binding, STB_GLOBAL | STB_WEAK);
+        let is_weak = self.binding == STB_WEAK;
+        (
+            self.address,
+            is_local,
+            self.underscores,
+            is_weak,
+            self.place.len,
+        )
     }
 }
 

@@ -197,6 +197,18 @@ impl ProfileReport {
     }
 
     pub(super) fn tables(&self) -> String {
+        let mut text = self.table_of_rows();
+        text.push('\n');
+        text.push_str(&self.totals());
+        text.push('\n');
+        if self.shows_waits() {
+            text.push_str(&self.waits.sentence());
+        }
+        text
+    }
+
+    /// The rows with the longest times.
+    fn table_of_rows(&self) -> String {
         let all: f64 = self.stacks.iter().map(|it| it.seconds).sum();
         let share = |time: f64| format!("{:.1} %", 100.0 * time / all.max(1e-9));
         let is_by_function = self.how.by == ProfileBy::Function;
@@ -220,7 +232,7 @@ impl ProfileReport {
             ProfileBy::Thread => "thread",
             ProfileBy::Syscall => "system call",
         });
-        let mut text = self.with_rows(|rows| {
+        self.with_rows(|rows| {
             let many = rows.len();
             let cells = rows.into_iter().take(FEW).map(|row| {
                 let mut cells = vec![share(row.seconds), format!("{:.3} s", row.seconds)];
@@ -245,10 +257,13 @@ impl ProfileReport {
                 let _ = writeln!(text, "\nand {} more; -format plain shows all", many - FEW);
             }
             text
-        });
-        let _ = write!(
-            text,
-            "\n{:.1} s, {}, {}",
+        })
+    }
+
+    /// The line below the table.
+    fn totals(&self) -> String {
+        let mut text = format!(
+            "{:.1} s, {}, {}",
             self.seconds,
             number_of(self.samples, "sample"),
             number_of(self.threads, "thread")
@@ -279,10 +294,6 @@ impl ProfileReport {
                 "; {:.2} s idle threads of the runtime left out",
                 self.idle_seconds
             );
-        }
-        text.push('\n');
-        if self.shows_waits() {
-            text.push_str(&self.waits.sentence());
         }
         text
     }

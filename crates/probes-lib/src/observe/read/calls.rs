@@ -215,6 +215,27 @@ struct RecordedFunction {
     figures: Figures,
 }
 
+impl RecordedFunction {
+    /// Of these data of a function.
+    fn of(bytes: &[u8], counts: HashMap<u64, u64>, sums: Option<(u64, u64)>) -> RecordedFunction {
+        let lost = word(bytes, function_data::LOST);
+        RecordedFunction {
+            counts,
+            longest: word(bytes, function_data::MAX),
+            sums,
+            figures: Figures {
+                running: 0,
+                unwound: word(bytes, function_data::UNWOUND),
+                // The exits of calls that are lost are unmatched.
+                unmatched: word(bytes, function_data::UNMATCHED).saturating_sub(lost),
+                lost,
+                doubtful: word(bytes, function_data::DOUBTFUL),
+                untyped: word(bytes, function_data::UNTYPED),
+            },
+        }
+    }
+}
+
 impl RecordedCalls {
     /// Reads it.
     ///
@@ -254,45 +275,42 @@ impl RecordedCalls {
             let functions = functions..functions + counted.len() as u32;
             all_sums.extend(sums_of(layout, functions, read_pieces)?);
         }
-        let mut recorded: Vec<RecordedFunction> = functions
-            .zip(all_counts)
-            .enumerate()
-            .map(|(index, (bytes, counts))| RecordedFunction {
-                counts,
-                longest: word(bytes, function_data::MAX),
-                sums: all_sums.get(index).copied(),
-                figures: Figures {
-                    running: 0,
-                    unwound: word(bytes, function_data::UNWOUND),
-                    // The exits of calls that are lost are unmatched.
-                    unmatched: word(bytes, function_data::UNMATCHED)
-                        .saturating_sub(word(bytes, function_data::LOST)),
-                    lost: word(bytes, function_data::LOST),
-                    doubtful: word(bytes, function_data::DOUBTFUL),
-                    untyped: word(bytes, function_data::UNTYPED),
-                },
-            })
-            .collect();
-        count_running(layout, &mut recorded, read_pieces)?;
+        let recorded = functions.zip(all_counts).enumerate();
+        let recorded = recorded.map(|(index, (bytes, counts))| {
+            RecordedFunction::of(bytes, counts, all_sums.get(index).copied())
+        });
+        let mut recorded = RecordedCalls {
+            functions: recorded.collect(),
+            callers,
+        };
+        count_running(layout, &mut recorded.functions, read_pieces)?;
+        recorded.add_lost_exits(pid, source, plan, arenas)?;
+        Ok(recorded)
+    }
+
+    /// Adds the exits that were not recorded, because no registers could be saved: later, their calls seem to be unwound.
+    fn add_lost_exits(
+        &mut self,
+        pid: i32,
+        source: &impl ReadMemory,
+        plan: &ObservationPlan,
+        arenas: &[Arena],
+    ) -> Result<()> {
         let mut points = plan.points.iter();
         for arena in arenas {
             let len = 8 * arena.points.len() as u64;
             let lost = data_source::read(pid, source, arena.locked_counter(0), len)?;
             for (lost, planned) in lost.chunks_exact(8).zip(points.by_ref()) {
                 let timed = planned.role.timed.as_ref();
-                let function = timed.and_then(|it| recorded.get_mut(it.function as usize));
+                let function = timed.and_then(|it| self.functions.get_mut(it.function as usize));
                 if let Some(RecordedFunction { figures, .. }) = function {
-                    // These exits were not recorded: later, their calls seem to be unwound.
                     let lost = word(lost, 0);
                     figures.lost = figures.lost.saturating_add(lost);
                     figures.unwound = figures.unwound.saturating_sub(lost);
                 }
             }
         }
-        Ok(RecordedCalls {
-            functions: recorded,
-            callers,
-        })
+        Ok(())
     }
 
     /// Returns the latency of each function.
