@@ -26,12 +26,14 @@ Examples:
 prefix, except -enable* and -disable*. The argument after a flag that takes a value is its value; a
 FILE or RE may begin with a dash, too. `--` ends the flags.
 
-The answer is on standard output or, with -o, in a file; with trace, on standard error. Errors,
-warnings and notes are on standard error; with -json they are objects, too, one on each line.
+The answer is on standard output or, with -o, in a file; if the command starts a program, on
+standard error. Errors, warnings and notes are on standard error; with -json, each is an object on a
+line of its own.
 
-Exit status: 0 success, 1 failure, 2 usage error; with trace -wait, -count, -hist, -latency
-or -watch, that of the program. If that is 0, trace -count, -hist, -latency and -watch exit with 1
-if the observation failed, ended before the program did, or could not be written.";
+Exit status: 0 success, 1 failure, 2 usage error. Commands that start a program and wait for it
+(trace -wait, -count, -hist, -latency, -watch or -gc; gc, profile and record with -prog) exit with
+the status of the program; if that is 0, with 1 if the observation failed, ended before the program
+did, or could not be written.";
 
 /// Count and time functions of native programs; list, enable, disable and observe OCaml probes.
 #[derive(Debug, Parser)]

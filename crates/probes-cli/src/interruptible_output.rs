@@ -99,6 +99,16 @@ impl InterruptibleOutput {
         (self.output_was_read, written)
     }
 
+    /// Does the same after a failure, which is returned; if the last write fails, too, that is reported.
+    pub(crate) fn end_after(self, failure: Failure) -> Failure {
+        let messages = self.output.messages;
+        let (_, printed) = self.end();
+        if let Err(unwritten) = printed {
+            messages.failure(&unwritten);
+        }
+        failure
+    }
+
     /// Writes lines. Returns [`Next::Stop`] if a signal or the deadline comes before all of them are written. After the
     /// first signal, the rest is still written as long as room for each part of it comes within [`MAX_WAIT_FOR_ROOM`].
     pub(crate) fn write(&mut self, text: &str) -> Result<Next, Failure> {

@@ -620,7 +620,7 @@ impl Observer {
         let events = active.events.get_mut();
         let events = events.unwrap_or_else(PoisonError::into_inner);
         let rings = source_of(target, &active.arenas, &active.data, None);
-        if let Some(nothing) = events.read_nothing(&rings) {
+        if let Some(nothing) = events.empty_if_no_new_records(&rings) {
             return Ok(nothing);
         }
         read_from(target, &active.arenas, &active.data, |source, memory| {
@@ -757,15 +757,16 @@ impl Observer {
         let (process, sharing) = (self.target.opened.process(), self.active.arenas.first());
         let events = self.active.events.lock();
         let mut events = events.unwrap_or_else(PoisonError::into_inner);
-        let sharing = sharing.filter(|_| events.is_due(Instant::now()));
+        let sharing = sharing.filter(|_| events.pages_are_due(Instant::now()));
         // The lock keeps other observers from replacing this one meanwhile. If one is just doing
         // so, the pages are not renewed, and the replacement is noticed at the next call.
         let lock = sharing.map(|_| UpdateLock::wait(process, Instant::now()));
         if let (Some(sharing), Some(Ok(_lock))) = (sharing, lock) {
-            let writes = events.renew(process)?;
-            let memory = self.target.opened.unshadowed_memory()?;
-            refuse_replaced(process, &memory, &self.active.arenas)?;
-            write_shared(process.pid(), &memory, sharing, &writes)?;
+            events.renew_pages(process, |writes| {
+                let memory = self.target.opened.unshadowed_memory()?;
+                refuse_replaced(process, &memory, &self.active.arenas)?;
+                write_shared(process.pid(), &memory, sharing, writes)
+            })?;
         }
         Ok(())
     }

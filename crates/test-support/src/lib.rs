@@ -169,8 +169,15 @@ impl From<Child> for Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         let _ = self.child.kill();
+        let killed = Instant::now();
         // An error: it was reaped by other means.
         while let Ok(None) = self.exit_status() {
+            if killed.elapsed() > DEADLINE {
+                let pid = self.pid();
+                let state = process::describe(pid);
+                eprintln!("process {pid} was killed, and does not exit{state}");
+                return;
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -210,7 +217,10 @@ impl Talker {
     /// Starts `command` with pipes for its input and output.
     pub fn spawn(command: &mut Command) -> Talker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        Talker::of(Guard::spawn(command))
+        let mut talker = Talker::of(Guard::spawn(command));
+        let program = Path::new(command.get_program()).display();
+        talker.name = format!("{program} (pid {})", talker.pid());
+        talker
     }
 
     /// Takes a child whose input and output are pipes already.
@@ -219,8 +229,11 @@ impl Talker {
         let output = guard.child().stdout.take().expect("its output is a pipe");
         let (sender, lines) = channel();
         std::thread::spawn(move || {
-            for line in BufReader::new(output).lines() {
-                if line.is_err() || line.is_ok_and(|line| sender.send(line).is_err()) {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                if sender
+                    .send(String::from_utf8_lossy(&line).into_owned())
+                    .is_err()
+                {
                     break;
                 }
             }
@@ -268,7 +281,7 @@ impl Talker {
             Err(RecvTimeoutError::Disconnected) => None,
             Err(RecvTimeoutError::Timeout) => {
                 let processes = process::describe(self.guard.pid());
-                panic!("{} prints nothing{processes}", self.name)
+                panic!("{} prints nothing for {DEADLINE:?}{processes}", self.name)
             }
         }
     }
@@ -278,7 +291,7 @@ impl Talker {
         match self.lines.recv_timeout(limit) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => panic!("{} prints no more", self.name),
+            Err(RecvTimeoutError::Disconnected) => panic!("{} has closed its output", self.name),
         }
     }
 
@@ -295,7 +308,10 @@ impl Talker {
                 self.name
             );
         }
-        panic!("{} exited without printing {start:?}", self.name)
+        panic!(
+            "{} has closed its output, and has not printed {start:?}",
+            self.name
+        )
     }
 
     /// Sends a line and returns the next line that begins with `start`.

@@ -9,6 +9,7 @@ use super::follow;
 use super::holds;
 use super::open_target::describe;
 use super::process_failures::ProcessFailures;
+use super::step_failures::StepFailures;
 use super::undo::{fail_unless_all_undone, undo_changes};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -27,18 +28,19 @@ and each line begins with the PID. With -quiet this is printed only if -format, 
 it.
 
 With -live one byte of code is changed at a time while the process runs, which also works where it
-cannot be stopped: under a debugger, or busy in the kernel. With -for it waits that long, or until
-Ctrl-C, SIGTERM or SIGHUP (unless they were ignored from the start, as by nohup), and then subtracts
-from each counter what it has added; what others have changed meanwhile stays. It also prints what
-was undone. If it is killed before, `info` says so, and -release-dead gives back what it had added,
-for the same user or root; it prints these changes in the same way, and leaves alone what living
-commands hold.
+cannot be stopped: under a debugger, or busy in the kernel.
 
-With -follow it stays, tracing the processes, what they start, and the programs that these execute,
-until all have exited, or Ctrl-C or SIGTERM; probes then stay as they are. Names that another
-program or a library does not have are skipped there; processes without probes (a shell) are
-detached, and what they start is not followed. A name that an attached process itself does not have
-gives a warning. -v reports what happens.
+With -for, the command waits that long, or until Ctrl-C, SIGTERM, SIGHUP or SIGQUIT (unless they
+were ignored from the start, as by nohup), and then subtracts from each counter what it has added;
+what others have changed meanwhile stays. It prints what was undone. If the command is killed before
+that, `info` says so, and `attach -release-dead` of the same user or root gives back what it had
+added, and prints these changes in the same way; what living commands hold stays.
+
+With -follow, the command goes on tracing the processes, what they start, and the programs that
+these execute, until all have exited, or until one of these signals; it does not undo its changes.
+Names that another program or a library does not have are skipped there; processes without probes (a
+shell) are detached, and what they start is not followed. A name that an attached process itself
+does not have gives a warning. -v reports what happens.
 
 Give one kind of action; only -enable and -disable can be combined. Enabling adds one to a probe's
 counter and disabling subtracts one; its sites change when the counter leaves or reaches 0.
@@ -108,6 +110,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let pids = args.selection.pids(true, &messages)?;
     let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     let targets = open(args, &pids, &mut failures)?;
+    if targets.is_empty() {
+        // All have exited that were selected by name.
+        return output.begin();
+    }
     for target in &targets {
         describe(&failures.messages(target.pid()), target);
     }
@@ -117,32 +123,49 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.follow {
         return follow::attach_and_follow(targets, actions, options, output);
     }
-    let printed = match args.duration {
+    let mut steps = match args.duration {
         None => change(args, output, &targets, &actions, &mut failures),
-        Some(duration) => change_for(duration, args, output, &targets, &actions, &mut failures),
+        Some(duration) => change_for(duration, args, output, &targets, &actions, &mut failures)?,
     };
-    failures.finish("the others were changed")?;
+    steps.add(failures.finish("the others were changed"));
+    steps.finish(&messages)?;
     // If all of them have exited, nothing was printed.
-    printed.and_then(|()| output.begin())
+    output.begin()
 }
 
-/// Changes every process.
+/// Changes every process; returns what failed of the printing.
 fn change(
     args: &Args,
     output: &Output,
     targets: &[Target],
     actions: &Actions,
     failures: &mut ProcessFailures,
-) -> Result<(), Failure> {
-    let mut printed = Ok(());
+) -> StepFailures {
+    let mut printed = StepFailures::default();
     for target in targets {
         let report = target.update_with(actions, args.options());
-        let report = report.map_err(Failure::of_attached(target.pid()));
-        if let Some(report) = failures.record(target.pid(), report) {
-            printed = printed.and(print(output, &report, failures));
+        if let Some(report) = recorded(report, args, target, failures) {
+            printed.add(print(output, &report, failures));
         }
     }
     printed
+}
+
+/// Returns what changing a process returned, or records why that failed, unless the process has exited and was selected by name.
+fn recorded<T>(
+    changed: Result<T, Error>,
+    args: &Args,
+    target: &Target,
+    failures: &mut ProcessFailures,
+) -> Option<T> {
+    let pid = target.pid();
+    match changed {
+        Err(error) if args.selection.has_exited_since(pid, &error) => {
+            failures.remove_process();
+            None
+        }
+        changed => failures.record(pid, changed.map_err(Failure::of_attached(pid))),
+    }
 }
 
 /// Changes every process, and undoes that when the time is over or a signal comes.
@@ -153,7 +176,7 @@ fn change_for(
     targets: &[Target],
     actions: &Actions,
     failures: &mut ProcessFailures,
-) -> Result<(), Failure> {
+) -> Result<StepFailures, Failure> {
     let messages = match targets {
         [target] => output.messages.with_pid(target.pid()),
         _ => output.messages,
@@ -164,8 +187,7 @@ fn change_for(
     let mut changed = Vec::with_capacity(targets.len());
     for target in targets {
         let hold = target.hold(actions, args.options());
-        let hold = hold.map_err(Failure::of_attached(target.pid()));
-        if let Some(hold) = failures.record(target.pid(), hold) {
+        if let Some(hold) = recorded(hold, args, target, failures) {
             let messages = failures.messages(target.pid());
             holds::warn_of_unrecorded(&messages, &hold);
             holds::warn_of_dead(&messages, target.pid(), &target.holders());
@@ -174,18 +196,20 @@ fn change_for(
         }
     }
     changed.retain(|(_, hold)| hold.report().changed.iter().any(is_change));
+    let mut steps = StepFailures::default();
     if changed.is_empty() {
-        if failures.are_of_all() {
-            return printed;
+        if !failures.are_of_all() {
+            messages.note("nothing was changed, and there is nothing to undo");
         }
-        messages.note("nothing was changed, and there is nothing to undo");
-        return printed;
+        steps.add(printed);
+        return Ok(steps);
     }
     let waited = wait(&signals, &changed, duration, &messages);
     // The changes are undone, whatever has failed so far.
-    printed = printed.map_err(Failure::after_undoing);
-    printed = printed.and(undo(args, output, &changed, &signals, failures));
-    waited.and(printed)
+    let undone = undo(args, output, &changed, &signals, failures);
+    steps.add(waited);
+    steps.add(printed.map_err(Failure::after_undoing).and(undone));
+    Ok(steps)
 }
 
 fn print(output: &Output, report: &Report, failures: &ProcessFailures) -> Result<(), Failure> {
@@ -204,7 +228,9 @@ fn open(args: &Args, pids: &[i32], failures: &mut ProcessFailures) -> Result<Vec
         };
         let opened = opened.map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
         match opened {
-            Err(error) if args.selection.has_exited_since(pid, &error) => {}
+            Err(error) if args.selection.has_exited_since(pid, &error) => {
+                failures.remove_process();
+            }
             opened => {
                 let opened = opened.map_err(|error| args.failure(pid, error));
                 targets.extend(failures.record(pid, opened));
@@ -241,7 +267,7 @@ fn wait(
     messages: &Messages,
 ) -> Result<(), Failure> {
     messages.note(&format!(
-        "to be undone in {}, or on Ctrl-C",
+        "the changes are undone in {}, or on Ctrl-C",
         humantime::format_duration(duration)
     ));
     match signals.wait(changed.iter().map(|(target, _)| *target), duration)? {

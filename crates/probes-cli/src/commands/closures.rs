@@ -1,4 +1,4 @@
-//! What is said about closures that a process marshals, which other processes may refuse.
+//! Warns that other processes may refuse closures that a process marshals.
 
 use probes_lib::CodeDigest;
 
@@ -10,13 +10,12 @@ use crate::output::WarningKind;
 pub(super) fn warn_of_refused_closures(messages: &Messages, pid: i32, digest: CodeDigest) {
     let what = match digest {
         CodeDigest::Pending => {
-            "other processes of the program will refuse closures that it marshals, and it will \
-             refuse theirs, if its OCaml runtime computes the digest of its code while sites are \
-             patched"
+            "if the OCaml runtime computes the digest of the code of the process while that is patched, other processes of \
+             the program will refuse closures that it marshals, and it will refuse theirs"
         }
         CodeDigest::OfPatchedCode => {
-            "other processes of the program refuse closures that it marshals, and it theirs, until it exits: \
-             the digest of its OCaml code was computed while sites in it were patched"
+            "the digest of the OCaml code of the process was computed while that was patched: until the process exits, other \
+             processes of the program refuse closures that it marshals, and it refuses theirs"
         }
         CodeDigest::Unknown => {
             "cannot tell whether other processes of the program accept closures that it marshals: \

@@ -49,13 +49,13 @@ fn shell(typed: &str) -> Result<Shell, String> {
         "zsh" => Ok(Shell::Zsh),
         "fish" => Ok(Shell::Fish),
         _ => Err(format!(
-            "\"{typed}\" is not a shell: there are bash, zsh and fish"
+            "\"{typed}\" is not supported: SHELL is bash, zsh or fish"
         )),
     }
 }
 
-/// `definition` takes the words of a command line, and returns its definition, with at least the flags of the
-/// subcommand among them.
+/// `definition` takes the words of a command line, and returns clap's definition of it, with all flags of the subcommand that
+/// they name.
 pub(super) fn run(
     args: &Args,
     definition: fn(&[OsString]) -> clap::Command,

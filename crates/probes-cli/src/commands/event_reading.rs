@@ -102,10 +102,7 @@ impl<'r> EventRequest<'r> {
         let end = duration.unwrap_or(Duration::MAX);
         let mut reading = match self.open(end, interruptible.signals()) {
             Ok(reading) => reading,
-            Err(failure) => {
-                let (_, printed) = interruptible.end();
-                return printed.and(Err(failure));
-            }
+            Err(failure) => return Err(interruptible.end_after(failure)),
         };
         let begun = Instant::now();
         let mut failures = StepFailures::default();

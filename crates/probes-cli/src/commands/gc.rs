@@ -155,10 +155,7 @@ fn read(
     let opened = open(end, interruptible.signals());
     let events = match opened {
         Ok(events) => events,
-        Err(failure) => {
-            let (_, printed) = interruptible.end();
-            return printed.and(Err(failure));
-        }
+        Err(failure) => return Err(interruptible.end_after(failure)),
     };
     let begun = started.map_or_else(Instant::now, ProgramWithEvents::begun);
     let mut reading = GcReader {

@@ -7,6 +7,7 @@ use probes_lib::{Hold, Holder, Holders, Options, ReleasedHold, Target};
 
 use super::changes::say_remarks;
 use super::process_failures::ProcessFailures;
+use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::messages::Messages;
@@ -73,8 +74,10 @@ pub(super) fn release_dead(
         }
         warn_of_others(&messages, pid, &target.holders());
     }
-    failures.finish("the others were changed")?;
-    printed
+    let mut steps = StepFailures::default();
+    steps.add(printed);
+    steps.add(failures.finish("the others were changed"));
+    steps.finish(&output.messages)
 }
 
 /// Keeps only the last change of each probe, so that the remarks are about its final state: it may still be enabled

@@ -60,6 +60,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             .as_ref()
             .is_err_and(|error| args.selection.has_exited_since(pid, error))
         {
+            failures.remove_process();
             continue;
         }
         let read = read.map_err(Failure::of_process(pid));

@@ -193,7 +193,7 @@ pub(super) fn warn_of_left_file(messages: &Messages, left: Option<(PathBuf, io::
 }
 
 /// Tells the user that we wait for the process.
-pub(super) fn note_wait(messages: &Messages) {
+pub(super) fn note_waiting_for_events(messages: &Messages) {
     messages.note("waiting for the process to allocate: its events are switched on then");
 }
 
@@ -237,7 +237,7 @@ fn wait(
         }
         if !was_said && begun.elapsed() > PATIENCE {
             was_said = true;
-            note_wait(&output.messages);
+            note_waiting_for_events(&output.messages);
         }
     }
     Ok(())

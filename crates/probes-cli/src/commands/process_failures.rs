@@ -46,6 +46,11 @@ impl ProcessFailures {
         self.total += 1;
     }
 
+    /// There is one process less: it has exited, and that is no failure.
+    pub(super) fn remove_process(&mut self) {
+        self.total = self.total.saturating_sub(1);
+    }
+
     /// Whether messages and answers say which process they are about.
     pub(super) fn shows_pid(&self) -> bool {
         self.shows_pid

@@ -148,7 +148,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         ends,
         args.served.buckets.clone(),
         args.served.gc,
-        matches!(args.selection.given(), [_]) && !args.selection.is_by_name(),
+        args.selection.is_one_pid(),
         output.messages,
     );
     let server_figures = Arc::new(ServerFigures::default());

@@ -89,6 +89,11 @@ impl TargetSelection {
         self.is_by_name() || forked.follow || pids.len() > 1
     }
 
+    /// Whether it is one process, given by its pid.
+    pub(crate) fn is_one_pid(&self) -> bool {
+        matches!(self.given(), [_]) && !self.is_by_name()
+    }
+
     /// Whether `error` says that the process has exited, and the process was selected only by its
     /// name: then it is not reported as an error.
     pub(crate) fn has_exited_since(&self, pid: i32, error: &Error) -> bool {

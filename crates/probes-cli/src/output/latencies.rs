@@ -284,7 +284,7 @@ impl Evidence {
             "give a -key that differs between all events that are under way at a time; a start whose stop an exception skips does no harm"
         } else {
             "give -key EXPR, such as -key arg0: it says which stop belongs to which start; both probes need an argument that identifies \
-             the event, such as [@probe.args id]"
+             the event, in OCaml such as [@probe.args id]"
         }
     }
 

@@ -70,7 +70,7 @@ pub(crate) struct ProfileReport {
     idle_seconds: f64,
     /// The times while some thread worked for the collector; only if that is distinguished.
     #[serde(skip_serializing_if = "Option::is_none")]
-    in_collection: Option<Split>,
+    in_collection: Option<CollectionTimes>,
     waits: Waits,
     #[serde(skip)]
     how: ProfileOptions,
@@ -101,7 +101,7 @@ struct TotalTimes {
 
 /// Times as sampled, not as the kernel counts them.
 #[derive(Debug, Serialize)]
-struct Split {
+struct CollectionTimes {
     running_seconds: f64,
     off_seconds: f64,
     /// Two standard deviations of each.
@@ -109,9 +109,9 @@ struct Split {
     off_error_seconds: f64,
 }
 
-impl Split {
+impl CollectionTimes {
     /// The time of these stacks in collections.
-    fn of(stacks: &[StackTimes], profile: &Profile) -> Split {
+    fn of(stacks: &[StackTimes], profile: &Profile) -> CollectionTimes {
         // A time, and two standard deviations of it.
         let in_collection = |is_running: bool| -> (f64, f64) {
             let is_meant =
@@ -136,7 +136,7 @@ impl Split {
         };
         let (running_seconds, running_error_seconds) = in_collection(true);
         let (off_seconds, off_error_seconds) = in_collection(false);
-        Split {
+        CollectionTimes {
             running_seconds,
             off_seconds,
             running_error_seconds,
@@ -352,7 +352,9 @@ impl ProfileReport {
             stops: profile.stops,
             stopped_seconds: profile.stopped.as_secs_f64(),
             idle_seconds: idle.as_secs_f64(),
-            in_collection: how.tells_collections.then(|| Split::of(&stacks, profile)),
+            in_collection: how
+                .tells_collections
+                .then(|| CollectionTimes::of(&stacks, profile)),
             waits,
             how,
             functions: rows::functions(&stacks),

@@ -74,7 +74,7 @@ fn state_is_restored_when_the_time_is_over() {
                 "flag 0 -> 1, 0 sites\nflag 1 -> 0, 0 sites\nplain 1 -> 0, 1 site\n"
             );
             assert!(
-                stderr.contains("to be undone in 300ms, or on Ctrl-C\n"),
+                stderr.contains("the changes are undone in 300ms, or on Ctrl-C\n"),
                 "{stderr}"
             );
             assert_eq!(stderr.contains("stopped "), live.is_empty(), "{stderr}");

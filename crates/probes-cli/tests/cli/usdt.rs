@@ -116,6 +116,37 @@ fn other_tools_find_nops_at_observed_sites() {
     }
 }
 
+// promise: Observations: That requests interleave in a thread is told by the numbers that USDT probes of C pass at both ends, without
+//    `-key` (2 programs, 4 ways)
+#[test]
+fn interleaving_requests_of_c_are_told() {
+    for file in fixture_forms("usdt_requests") {
+        let mut talker = Talker::start(&file);
+        for (key, line, trusted) in [
+            ("", "serve 100 1", true),
+            ("", "serve 100 2", false),
+            ("", "serve 100 5", false),
+            (" -key arg0", "serve 100 5", true),
+        ] {
+            let flags = format!("-json -usdt request:begin,request:end{key}");
+            let tool = observing("latency", &flags, talker.pid());
+            talker.ask(line, "served");
+            let run = tool.end();
+            let pair = &object(run.stdout.trim_end())["pairs"][0];
+            assert_eq!(
+                (&pair["count"], &pair["trusted"]),
+                (&100.into(), &trusted.into()),
+                "{line}{key}: {run:?}"
+            );
+            assert_eq!(
+                run.stderr.contains("seem to interleave"),
+                !trusted,
+                "{run:?}"
+            );
+        }
+    }
+}
+
 // promise: Observations: Pairs of USDT probes of other providers are timed, each of them, with their semaphores raised, also by key and by
 //    their times (2 programs, 4 threads)
 #[test]

@@ -12,11 +12,11 @@
 
 use std::collections::HashMap;
 
-use crate::address::{LiveAddr, LoadBias};
-use crate::elf::ElfFile;
+use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::functions::FunctionTable;
+use crate::elf::{ElfFile, Segment};
 use crate::memory::ReadMemory;
-use crate::numbers::words;
+use crate::numbers::{u64_at, words};
 
 /// How much is read at once, in bytes.
 const CHUNK: usize = 1 << 20;
@@ -52,11 +52,14 @@ impl Currying {
         let mut arities = HashMap::new();
         // A program that has not run yet is not relocated.
         let relocations = elf.relocations().filter(|it| it.is_relative);
-        let relocated: HashMap<LiveAddr, LiveAddr> = relocations
+        let mut relocated: HashMap<LiveAddr, LiveAddr> = relocations
             .map(|it| (bias.live(it.at), bias.live(it.addend)))
             .collect();
-        let data = elf.loaded().filter(|segment| segment.writable);
-        for segment in data {
+        let data = || elf.loaded().filter(|segment| segment.writable);
+        for segment in data() {
+            relocated.extend(packed_relocations(elf, &segment, bias));
+        }
+        for segment in data() {
             let start = bias.live(segment.start);
             // What cannot be read tells nothing.
             let _ = self.read(start, segment.file_len, memory, &relocated, &mut arities);
@@ -106,17 +109,44 @@ impl Currying {
             };
             if arity == 1 {
                 arities.insert(code, 1);
-            } else if let (Some(_), Some(&function)) = (
-                self.0.get(&code).filter(|curried| **curried == arity),
-                words.get(index + 2),
-            ) {
-                arities.insert(LiveAddr(function), arity.unsigned_abs() as usize);
+            } else if self.0.get(&code) == Some(&arity) {
+                let function = words.get(index + 2).map(|it| LiveAddr(*it));
+                let arity = arity.unsigned_abs() as usize;
+                arities.extend(function.map(|function| (function, arity)));
             }
         }
     }
 }
 
-/// Returns the arity that the word after a code address says: negative if the arguments are a tuple.
+/// Returns the words of a segment to which packed relocations have the loader add the load bias, as it makes them.
+fn packed_relocations(
+    elf: &ElfFile,
+    segment: &Segment,
+    bias: LoadBias,
+) -> impl Iterator<Item = (LiveAddr, LiveAddr)> {
+    // A file can name the same word many times.
+    let places = elf
+        .packed_relocations()
+        .take(segment.file_len as usize / WORD);
+    let mut places = places.peekable();
+    let bytes = places.peek().and_then(|_| elf.read_segment(segment).ok());
+    relocated(places, segment.start, bytes.unwrap_or_default(), bias)
+}
+
+/// Returns the words at `places`, in bytes that begin at `start` in the file's address space, with the load bias added.
+fn relocated(
+    places: impl Iterator<Item = FileAddr>,
+    start: FileAddr,
+    bytes: Vec<u8>,
+    bias: LoadBias,
+) -> impl Iterator<Item = (LiveAddr, LiveAddr)> {
+    places.filter_map(move |at| {
+        let word = u64_at(&bytes, at.0.checked_sub(start.0)? as usize)?;
+        Some((bias.live(at), bias.live(FileAddr(word))))
+    })
+}
+
+/// Decodes the arity in the word after a code address: negative if the arguments are a tuple.
 fn arity(info: u64) -> Option<i64> {
     let high = info as i64 >> 56;
     let arity = if high == 0 || high == -1 && info as i64 >> 1 >= -MAX_ARITY {
@@ -156,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn closures_tell_how_many_arguments() {
+    fn closures_give_the_arity_of_functions() {
         // From OCaml 4.12 on: the arity, and where the variables begin (Closinfo_val of caml/mlvalues.h).
         let info = |arity: i64| (arity << 56) as u64 | 3 << 1 | 1;
         // Before: an int.
@@ -171,6 +201,21 @@ mod tests {
         }
         assert_eq!(found(&[FUNCTION, 0x4000, 0, FUNCTION]), None);
         assert_eq!(found(&[FUNCTION, u64::MAX, 1]), None);
+    }
+
+    #[test]
+    fn packed_relocations_are_words_of_the_segment() {
+        let bytes = [0_u64, 0x2000, 7].map(u64::to_le_bytes).concat();
+        let places = [0x1008, 0xff8, 0x1010, 0x1018].map(FileAddr);
+        let found = relocated(
+            places.into_iter(),
+            FileAddr(0x1000),
+            bytes,
+            LoadBias(0x50_0000),
+        );
+        let expected = [(0x50_1008, 0x50_2000), (0x50_1010, 0x50_0007)];
+        let expected = expected.map(|(at, word)| (LiveAddr(at), LiveAddr(word)));
+        assert_eq!(found.collect::<Vec<_>>(), expected);
     }
 
     #[test]

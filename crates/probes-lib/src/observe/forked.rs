@@ -65,7 +65,7 @@ impl ForkedChildren {
 }
 
 /// The pid and the start time of a process: a pid may be used again.
-type Identity = (i32, u64);
+type PidAndStart = (i32, u64);
 
 /// Collects the forked children while an observation lasts.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(crate) struct ForkCheck {
     /// A table of pages for a child, if children record with their parent and such a table is needed.
     pages: Option<PageTable>,
     /// Those that live.
-    known: HashMap<Identity, FoundChild>,
+    known: HashMap<PidAndStart, FoundChild>,
     begun: Instant,
     next: Option<Instant>,
 }
@@ -91,8 +91,8 @@ struct FoundChild {
 }
 
 impl ForkCheck {
-    /// Of an observation that begins now. If children record with their parent, they matter only if something
-    /// `is_timed`, or if trampolines need a table of `pages`.
+    /// Returns the check for an observation that begins now. Children that record with their parent are looked for only if
+    /// something `is_timed`, or if trampolines need a table of `pages`.
     pub(crate) fn new(are_recorded: bool, is_timed: bool, pages: Option<PageTable>) -> ForkCheck {
         let now = Instant::now();
         let is_incomplete = !are_recorded || is_timed;
@@ -118,8 +118,7 @@ impl ForkCheck {
         }
     }
 
-    /// Looks for children, if they matter. Errors are ignored: a process that cannot be read has exited, or other
-    /// readings fail as well.
+    /// Looks for children, if they matter. Errors are ignored: if the process still runs, the next reading of its data reports them.
     pub(crate) fn look(&mut self, process: &Process, arenas: &[Arena]) {
         let (Some(_), Some(arena)) = (self.next, arenas.first()) else {
             return;
@@ -132,7 +131,7 @@ impl ForkCheck {
             let Ok(child) = Process::open(pid) else {
                 continue;
             };
-            let Some((start, age)) = forked(&child, now) else {
+            let Some((start, age)) = start_if_only_forked(&child, now) else {
                 continue;
             };
             let may_have = age <= self.begun.elapsed();
@@ -142,29 +141,44 @@ impl ForkCheck {
             }
             parents.extend(children(&child));
             let known = before.remove(&(pid, start));
-            let stays = known.is_some() || age >= EXECUTES_WITHIN;
-            let new = || FoundChild {
-                stays: false,
-                pages: self.pages.as_ref().map(PageTable::of_forked),
-            };
-            let mut found = known.unwrap_or_else(new);
-            if stays && !found.stays && self.is_incomplete && self.found.pids.len() < MAX_KEPT {
-                self.found.pids.push(pid);
-            }
-            found.stays = stays;
-            found.renew_pages(&child, process, arena);
-            self.known.insert((pid, start), found);
+            self.keep(&child, (start, age), known, process, arena);
         }
-        // Those whose parent has exited.
-        for ((pid, start), mut found) in before {
-            let child = Process::open(pid).ok().filter(|_| found.pages.is_some());
-            let child = child.filter(|child| forked(child, now).is_some_and(|it| it.0 == start));
-            if let Some(child) = child {
-                found.renew_pages(&child, process, arena);
-                self.known.insert((pid, start), found);
+        // Those that are found no more, because their parent has exited.
+        for ((pid, start), found) in before {
+            let child = Process::open(pid).ok();
+            let still = child.and_then(|child| {
+                let (found, age) = start_if_only_forked(&child, now)?;
+                (found == start).then_some((child, age))
+            });
+            if let Some((child, age)) = still {
+                self.keep(&child, (start, age), Some(found), process, arena);
             }
         }
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
+    }
+
+    /// Keeps a child that was started at this time, and has run for so long; `known` is what is known of it from an earlier look.
+    fn keep(
+        &mut self,
+        child: &Process,
+        (start, age): (u64, Duration),
+        known: Option<FoundChild>,
+        parent: &Process,
+        arena: &Arena,
+    ) {
+        let pid = child.pid();
+        let stays = known.is_some() || age >= EXECUTES_WITHIN;
+        let new = || FoundChild {
+            stays: false,
+            pages: self.pages.as_ref().map(PageTable::of_forked),
+        };
+        let mut found = known.unwrap_or_else(new);
+        if stays && !found.stays && self.is_incomplete && self.found.pids.len() < MAX_KEPT {
+            self.found.pids.push(pid);
+        }
+        found.stays = stays;
+        found.renew_pages(child, parent, arena);
+        self.known.insert((pid, start), found);
     }
 
     pub(crate) fn found(&self) -> ForkedChildren {
@@ -198,20 +212,21 @@ impl FoundChild {
         let memory = memory
             .ok()
             .filter(|_| has_copy(child, parent, arena, false));
-        if let (Some(memory), Ok(writes)) = (memory, pages.renew(child)) {
-            // If it fails, the child has exited.
-            let _ = write_shared(child.pid(), &memory, arena, &writes);
+        if let Some(memory) = memory {
+            let write = |writes: &[_]| write_shared(child.pid(), &memory, arena, writes);
+            // If that fails, the child has exited, or the next look tries again.
+            let _ = pages.renew(child, write);
         }
     }
 }
 
-/// Returns the pids of the processes that a process, or one of these, has forked, and that run the same program, which they have not
-/// executed themselves: those that have run for long enough not to be about to execute another one, with a memory of their own.
+/// Returns the pids of the descendants of a process that were forked without an execve since, have memory of their own, and are at
+/// least [`EXECUTES_WITHIN`] old: younger ones may be about to execute a program.
 pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
     let now = since_boot();
     let program = process.identity_of("exe").ok();
     let is_meant = |child: &Process| {
-        let stays = forked(child, now).is_some_and(|(_, age)| age >= EXECUTES_WITHIN);
+        let stays = start_if_only_forked(child, now).is_some_and(|(_, age)| age >= EXECUTES_WITHIN);
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
         // Where that cannot be known, it may be like a thread: what is done to its memory is done to that of the process.
         let has_own_memory =
@@ -241,7 +256,7 @@ pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
 
 /// Returns when a process was started, in clock ticks since boot, and for how long it has run; `None` if it has
 /// executed a program since it was forked. `now` is the time since boot.
-fn forked(child: &Process, now: Duration) -> Option<(u64, Duration)> {
+fn start_if_only_forked(child: &Process, now: Duration) -> Option<(u64, Duration)> {
     let stat = child.read("stat").ok()?;
     let start = status::start_time(&stat).filter(|_| status::was_only_forked(&stat))?;
     Some((start, status::age(&stat, now)?))
@@ -293,7 +308,7 @@ fn numbers(text: &str) -> impl Iterator<Item = i32> {
     words.filter_map(|pid| pid.parse().ok())
 }
 
-/// Returns the same by a look at all processes.
+/// Returns the pids of the children of a process, by the parents of all processes.
 fn children_among_all(parent: i32) -> Vec<i32> {
     let is_child = |pid: &i32| {
         let status =
@@ -310,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn children_are_found_in_both_ways() {
+    fn both_searches_find_a_child() {
         let mut child = Command::new("cat");
         let mut child = child
             .stdin(Stdio::piped())
@@ -321,7 +336,10 @@ mod tests {
         assert!(children(&own).contains(&pid));
         assert!(children_among_all(own.pid()).contains(&pid));
         // It has executed a program.
-        assert_eq!(forked(&Process::open(pid).unwrap(), since_boot()), None);
+        assert_eq!(
+            start_if_only_forked(&Process::open(pid).unwrap(), since_boot()),
+            None
+        );
         assert!(!forked_descendants(&own).contains(&pid));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -10,7 +10,7 @@ use crate::process::seccomp::FilterWatch;
 use crate::sys::ticks;
 
 /// Bytes to write at offsets in the shared data, in this order.
-pub(crate) type SharedWrites = Vec<(u64, Vec<u8>)>;
+type SharedWrites = Vec<(u64, Vec<u8>)>;
 
 /// The table of readable pages of a process, which its observer keeps up to date.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct PageTable {
 }
 
 impl PageTable {
-    /// Of a process in which `pages` have been written, which are valid for so many ticks.
+    /// Returns the table of a process in whose shared data `pages` are written already, each time valid for so many ticks.
     pub(crate) fn of(
         layout: SharedLayout,
         pages: ReadablePages,
@@ -43,7 +43,7 @@ impl PageTable {
         }
     }
 
-    /// Returns that of a process that was forked: the kernel has cleared it there.
+    /// Returns the table of a forked child: empty, because of MADV_WIPEONFORK.
     pub(crate) fn of_forked(&self) -> PageTable {
         PageTable {
             pages: None,
@@ -52,20 +52,33 @@ impl PageTable {
         }
     }
 
-    /// Returns what to write so that a process has a valid table of its mappings, as they are now.
+    /// Has `write` write what makes the table of a process valid for its mappings, as they are now.
     ///
     /// # Errors
     ///
-    /// If its mappings cannot be read.
-    pub(crate) fn renew(&mut self, process: &Process) -> Result<SharedWrites> {
+    /// If its mappings cannot be read, and those of `write`: then the table is as it was.
+    pub(crate) fn renew(
+        &mut self,
+        process: &Process,
+        write: impl FnOnce(&[(u64, Vec<u8>)]) -> Result<()>,
+    ) -> Result<()> {
         // Before the mappings are read: they may change right afterwards.
         let since = ticks::now();
         let may_ask = !self.asks_kernel || !self.filters.has_any(process);
-        Ok(self.writes(&read_maps(process)?, since, may_ask))
+        let (new, writes) = self.writes(&read_maps(process)?, since, may_ask);
+        write(&writes)?;
+        self.pages = new.or(self.pages.take());
+        Ok(())
     }
 
-    /// Returns the same for mappings that were read at the time `since`, in ticks, and whether trampolines may ask the kernel.
-    fn writes(&mut self, maps: &[Mapping], since: u64, may_ask: bool) -> SharedWrites {
+    /// Returns the pages of these mappings, unless they are those that the process has, and what to write. `since` is when the
+    /// mappings were read, in ticks; `may_ask` is whether trampolines may ask the kernel.
+    fn writes(
+        &self,
+        maps: &[Mapping],
+        since: u64,
+        may_ask: bool,
+    ) -> (Option<ReadablePages>, SharedWrites) {
         let (new, changes) = match &self.pages {
             None => {
                 let new = ReadablePages::of(maps);
@@ -78,7 +91,6 @@ impl PageTable {
                 (new, changes.unwrap_or_default())
             }
         };
-        self.pages = new.or(self.pages.take());
         let at = self.layout.pages();
         let table = changes
             .into_iter()
@@ -91,13 +103,14 @@ impl PageTable {
         ];
         let at = self.layout.validity();
         let validity = validity.map(|(field, value)| (at + field, value.to_le_bytes().to_vec()));
-        table.chain(validity).collect()
+        (new, table.chain(validity).collect())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::{Error, ProcessError};
     use crate::process::maps::parse;
 
     #[test]
@@ -122,14 +135,38 @@ mod tests {
             (entry + 4, vec![32, 0, 0, 0]),
             (entry, vec![1, 0, 0, 0]),
         ];
-        let written = table.writes(&maps, 1 << 50, true);
-        assert_eq!(written, [changes, valid(1 << 50, true)].concat());
-        assert_eq!(table.writes(&maps, 1 << 51, false), valid(1 << 51, false));
-        // In a forked process, nothing is there yet.
-        let mut forked = table.of_forked();
+        let (new, writes) = table.writes(&maps, 1 << 50, true);
+        assert_eq!(writes, [changes, valid(1 << 50, true)].concat());
+        table.pages = new;
+        let (new, writes) = table.writes(&maps, 1 << 51, false);
+        assert!(new.is_none() && writes == valid(1 << 51, false));
+        // In a forked child, nothing is there yet.
+        let forked = table.of_forked();
         let whole = vec![(entry, vec![1, 0, 0, 0, 32, 0, 0, 0])];
-        let written = forked.writes(&maps, 1 << 52, true);
-        assert_eq!(written, [whole, valid(1 << 52, true).to_vec()].concat());
-        assert_eq!(forked.writes(&maps, 1 << 53, true), valid(1 << 53, true));
+        let (new, writes) = forked.writes(&maps, 1 << 52, true);
+        assert_eq!(writes, [whole, valid(1 << 52, true).to_vec()].concat());
+        assert_eq!(new, table.pages);
+    }
+
+    #[test]
+    fn writes_that_failed_are_made_again() {
+        let process = Process::own().unwrap();
+        let layout = SharedLayout::default();
+        let mut table = PageTable::of(layout, ReadablePages::default(), 700, false).of_forked();
+        let mut renew = |fails: bool| {
+            let mut many = 0;
+            let renewed = table.renew(&process, |writes| {
+                many = writes.len();
+                if fails {
+                    return Err(Error::of_process(1, ProcessError::Exited));
+                }
+                Ok(())
+            });
+            assert_eq!(renewed.is_err(), fails);
+            many
+        };
+        assert!(renew(true) > 3 && renew(false) > 3);
+        // All but the validity is there now, as far as the mappings are the same.
+        assert!(renew(false) < 20);
     }
 }

@@ -886,6 +886,7 @@ fn marking_register(site: LiveSite<'_>, name: Option<&str>) -> Option<Register> 
 fn marks(site: LiveSite<'_>, name: Option<&str>, is_ocaml_4: impl Fn() -> bool) -> Marks {
     Marks {
         argument: marking_register(site, name),
+        is_word: false,
         frame: FrameId::of(site, is_ocaml_4),
     }
 }
@@ -946,6 +947,7 @@ mod tests {
         let plan = plan(&observation);
         let marks = |register| Marks {
             argument: Some(register),
+            is_word: false,
             frame: FrameId::Stack,
         };
         let a = Role {

@@ -188,6 +188,8 @@ pub(crate) enum StackKind {
 pub(crate) struct Marks {
     /// The general register of the argument that has one name at both ends, or else of the first one.
     pub(crate) argument: Option<Register>,
+    /// Whether that is an integer or a pointer of C, and no value of OCaml.
+    pub(crate) is_word: bool,
     pub(crate) frame: FrameId,
 }
 

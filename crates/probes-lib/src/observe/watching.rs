@@ -244,6 +244,19 @@ impl WatchedWords {
 }
 
 /// Returns the arguments of the site of a USDT probe.
+/// Returns the general register of the first argument of a USDT probe, if that may tell its events apart.
+pub(crate) fn marking_register(place: &FunctionPlace<'_>) -> Option<Register> {
+    // A number of less than 4 bytes does not.
+    let first = of_usdt(place).first().copied();
+    match first
+        .filter(|it| it.format.size >= 4 && !it.format.is_float)?
+        .source
+    {
+        ArgumentSource::Register(register) => Some(register),
+        _ => None,
+    }
+}
+
 fn of_usdt(place: &FunctionPlace<'_>) -> Vec<UsdtArgument> {
     let SelectedBy::Usdt { arguments, .. } = &place.selected_by else {
         return Vec::new();

@@ -58,7 +58,7 @@ fn find(
                 match swept.targets.of_jump(instruction.ip()) {
                     JumpTargets::Inside => false,
                     JumpTargets::Outside => true,
-                    JumpTargets::Unclear | JumpTargets::Unknown => {
+                    JumpTargets::AnyTarget | JumpTargets::Untracked => {
                         return Err(Refusal::UnknownTargets { offset });
                     }
                 }
@@ -102,7 +102,7 @@ fn uses_red_zone(body: &Body) -> bool {
 pub(super) fn unknown_jump(swept: &Swept, body: &Body) -> Option<u64> {
     let unknown = body.instructions.iter().find(|it| {
         it.flow_control() == FlowControl::IndirectBranch
-            && swept.targets.of_jump(it.ip()) == JumpTargets::Unknown
+            && swept.targets.of_jump(it.ip()) == JumpTargets::Untracked
     });
     unknown.map(|instruction| body.offset(instruction))
 }

@@ -317,7 +317,7 @@ impl Targets {
     /// Returns where the indirect jump at an address leads.
     pub(super) fn of_jump(&self, address: u64) -> JumpTargets {
         let found = self.jumps.get(&address).copied();
-        found.unwrap_or(JumpTargets::Unknown)
+        found.unwrap_or(JumpTargets::Untracked)
     }
 
     /// Returns the addresses in a range that are behind instructions which do not fall through.

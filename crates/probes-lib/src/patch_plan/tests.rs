@@ -434,7 +434,7 @@ fn distant_jumps_of_parts_are_unclear() {
         let planner = PatchPlanner::new(code, &ranges[..1], parts, []);
         planner.swept.targets.of_jump(AT + 0xd)
     };
-    assert_eq!(targets(&ranges[1..]), targets::JumpTargets::Unclear);
+    assert_eq!(targets(&ranges[1..]), targets::JumpTargets::AnyTarget);
     assert_eq!(targets(&[]), targets::JumpTargets::Outside);
 }
 
@@ -455,7 +455,7 @@ fn jumps_of_interpreters_may_stay_inside() {
         let planner = PatchPlanner::new(bytes, &ranges, &[], []);
         planner.swept.targets.of_jump(AT + 3)
     };
-    assert_eq!(jump(6), targets::JumpTargets::Unclear);
+    assert_eq!(jump(6), targets::JumpTargets::AnyTarget);
     // What points to its beginning is no label, and what is behind it is another's.
     assert_eq!(jump(0), targets::JumpTargets::Outside);
     assert_eq!(jump(8), targets::JumpTargets::Outside);
@@ -502,13 +502,13 @@ fn distant_jumps_are_unclear_among_labels() {
         planner.swept.targets.of_jump(AT + 3)
     };
     let labels = [0, 2, 3].map(targets);
-    use targets::JumpTargets::{Outside, Unclear};
-    assert_eq!(labels, [Outside, Outside, Unclear]);
+    use targets::JumpTargets::{AnyTarget, Outside};
+    assert_eq!(labels, [Outside, Outside, AnyTarget]);
 }
 
 #[test]
 fn labels_of_long_functions_are_found() {
-    use targets::JumpTargets::{Outside, Unclear};
+    use targets::JumpTargets::{AnyTarget, Outside};
     const LEN: u64 = 1 << 19;
     // The same, with nops behind it.
     let mut function = b"\xff\xd7\x90\xff\xe0".to_vec();
@@ -523,12 +523,12 @@ fn labels_of_long_functions_are_found() {
         let planner = PatchPlanner::new(code, &[range], &[], [FileAddr(AT + label)]);
         planner.swept.targets.of_jump(AT + 3)
     };
-    assert_eq!([LEN, LEN - 1].map(targets), [Outside, Unclear]);
+    assert_eq!([LEN, LEN - 1].map(targets), [Outside, AnyTarget]);
 }
 
 #[test]
 fn searches_for_labels_are_limited() {
-    use targets::JumpTargets::{Unclear, Unknown};
+    use targets::JumpTargets::{AnyTarget, Untracked};
     const JUMPS: u64 = 20_000;
     // The same, many times. Each jump is one more search of the function, which finds the label at its second byte.
     let function = b"\xff\xd7\x90\xff\xe0".repeat(JUMPS as usize);
@@ -542,7 +542,7 @@ fn searches_for_labels_are_limited() {
     let of_jump = |index: u64| planner.swept.targets.of_jump(AT + 3 + 5 * index);
     let searched = (1 << 24) / (1 + range.len / 64);
     let ends = [0, searched - 1, searched, JUMPS - 1].map(of_jump);
-    assert_eq!(ends, [Unclear, Unclear, Unknown, Unknown]);
+    assert_eq!(ends, [AnyTarget, AnyTarget, Untracked, Untracked]);
 }
 
 #[test]

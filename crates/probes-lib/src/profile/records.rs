@@ -1,4 +1,4 @@
-//! The records that the kernel writes of switches: bytes → records. Pure.
+//! Parses the records of perf_event_open(2): switches, exits, samples, losses. Pure.
 //!
 //! Each begins with a header of eight bytes: type, flags, and its length with the header (linux/perf_event.h).
 
@@ -19,7 +19,7 @@ const SWITCH_OUT_PREEMPT: u16 = 1 << 14;
 
 const HEADER: usize = 8;
 
-/// What the kernel has recorded of a thread.
+/// A record of a thread: one of the kernel's, or [`RecordKind::Full`], which the reader adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PerfRecord {
     /// By `CLOCK_MONOTONIC`.
@@ -44,8 +44,8 @@ pub(super) enum RecordKind {
     Sample(Option<Arc<CopiedStack>>),
     /// So many records before this one were not written, because there was no room.
     Lost(u64),
-    /// The ring was full, or nearly: records may have been lost from then until this time. How many is recorded later, with
-    /// the next record that is written there.
+    /// The ring was full, or nearly: records may have been lost from then until this time. The kernel writes their number
+    /// ([`RecordKind::Lost`]) with its next record.
     Full(Duration),
 }
 
@@ -79,8 +79,8 @@ pub(super) fn parse(mut bytes: &[u8], records: &mut Vec<PerfRecord>) {
 
 fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord> {
     if kind == SAMPLE {
-        let (head, rest) = body.split_at_checked(SAMPLE_HEAD)?;
-        return record(head, RecordKind::Sample(copied(rest).map(Arc::new)));
+        let (head, rest) = body.split_at_checked(SAMPLE_ID_LEN)?;
+        return with_sample_id(head, RecordKind::Sample(parse_stack(rest).map(Arc::new)));
     }
     // Every other record ends with the process, the thread, the time and the event, with which a sample begins
     // (`PERF_SAMPLE_TID`, `_TIME`, `_ID`).
@@ -97,15 +97,15 @@ fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord> {
         }
         _ => return None,
     };
-    record(body.get(at..)?, kind)
+    with_sample_id(body.get(at..)?, kind)
 }
 
-/// The bytes of the process, the thread, the time and the event.
-const SAMPLE_HEAD: usize = 24;
+/// The bytes of the process, the thread, the time and the event: `struct sample_id` of linux/perf_event.h.
+const SAMPLE_ID_LEN: usize = 24;
 
-/// Parses the process, the thread, the time and the event.
-fn record(bytes: &[u8], kind: RecordKind) -> Option<PerfRecord> {
-    let sample = bytes.first_chunk::<SAMPLE_HEAD>()?;
+/// Parses these, and returns a record of this kind.
+fn with_sample_id(bytes: &[u8], kind: RecordKind) -> Option<PerfRecord> {
+    let sample = bytes.first_chunk::<SAMPLE_ID_LEN>()?;
     let number = |at: usize| Some(i32::from_le_bytes(*sample.get(at..)?.first_chunk()?));
     let [time, event] =
         [8, 16].map(|at| Some(u64::from_le_bytes(*sample.get(at..)?.first_chunk()?)));
@@ -141,8 +141,8 @@ const SAMPLE_ORDER: [Option<usize>; 17] = [
 const _: () = assert!(SAMPLE_ORDER.len() == SAMPLED_REGISTERS.count_ones() as usize);
 
 /// Parses the ABI, the registers, and the stack: its length, the bytes, and how many of them could be read. `None` if
-/// they are not those of a 64-bit thread.
-fn copied(bytes: &[u8]) -> Option<CopiedStack> {
+/// the thread is not a 64-bit one, or a length does not fit.
+fn parse_stack(bytes: &[u8]) -> Option<CopiedStack> {
     /// `PERF_SAMPLE_REGS_ABI_64` of linux/perf_event.h.
     const ABI_64: u64 = 2;
     /// What older kernels write for a register that they do not know.
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn records_may_hold_any_bytes() {
+    fn any_bytes_are_parsed_without_panic() {
         fastrand::seed(7);
         for _ in 0..10_000 {
             let bytes: Vec<u8> = (0..fastrand::usize(..64))

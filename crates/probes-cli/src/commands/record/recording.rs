@@ -11,7 +11,7 @@ use probes_lib::{
 };
 
 use super::Args;
-use super::sink::Sink;
+use super::sink::{MAX_KEPT, Sink};
 use super::timeline::Timeline;
 use super::waits::WaitsReader;
 use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
@@ -19,7 +19,7 @@ use crate::commands::event_loop::{EventHandler, read_until_end, warn_of_lost_wor
 use crate::commands::lost_switches::warn_of_lost_switches;
 use crate::commands::observe_loop::ObservationLoop;
 use crate::commands::opened_events::{
-    Missed, OpenedEvents, PATIENCE, note_wait, warn_of_left_file,
+    Missed, OpenedEvents, PATIENCE, note_waiting_for_events, warn_of_left_file,
 };
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::step_failures::StepFailures;
@@ -52,8 +52,9 @@ pub(super) struct Recording<'r> {
     /// What was missed of them.
     missed: Option<Missed>,
     waits: Option<WaitsReader>,
-    /// From when until when it lasts, in nanoseconds of CLOCK_MONOTONIC; `None`: it is not over.
+    /// When it began, in nanoseconds of CLOCK_MONOTONIC.
     begun: u64,
+    /// When it ended; `None` while it lasts.
     ended: Option<u64>,
     /// Whether the process is observed, which has stopped it before `begun`.
     is_observed: bool,
@@ -64,7 +65,7 @@ struct Recorder<'o, 'r> {
     recording: &'o mut Recording<'r>,
     /// Whether runtime events are asked for, and are not there yet.
     are_awaited: bool,
-    is_wait_said: bool,
+    has_noted_waiting: bool,
     /// The hits that are read last.
     rest: Events,
 }
@@ -104,9 +105,9 @@ impl ReadingHandler for Recorder<'_, '_> {
         shown: ShownReadings<'_, ()>,
         _: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        if self.are_awaited && !self.is_wait_said && shown.at > PATIENCE {
-            self.is_wait_said = true;
-            note_wait(&self.recording.output.messages);
+        if self.are_awaited && !self.has_noted_waiting && shown.at > PATIENCE {
+            self.has_noted_waiting = true;
+            note_waiting_for_events(&self.recording.output.messages);
         }
         self.recording.read()?;
         Ok(self.recording.after_reading())
@@ -185,7 +186,7 @@ impl<'r> Recording<'r> {
         let switches_on = active.observer().switches_events_on();
         let mut are_awaited = recorded.gc;
         if recorded.gc && !switches_on {
-            // If that fails, it is tried again, and then said.
+            // If that fails, the first reading tries again, and reports the error.
             if let Ok(events) = RuntimeEvents::of_process(self.pid) {
                 are_awaited = false;
                 self.set_events(OpenedEvents::always_on(events));
@@ -194,7 +195,7 @@ impl<'r> Recording<'r> {
         let mut recorder = Recorder {
             recording: self,
             are_awaited,
-            is_wait_said: false,
+            has_noted_waiting: false,
             rest: Events::default(),
         };
         let outcome = active.run(Display::default(), &mut recorder);
@@ -203,9 +204,9 @@ impl<'r> Recording<'r> {
             let events = self.events.as_ref();
             self.missed = events.and_then(OpenedEvents::missed_meanwhile);
         } else {
-            self.note_missed(target);
+            self.find_missed(target);
         }
-        // What comes after it is the removal.
+        // Waits from here on are those of the removal.
         self.ended = Some(self.begun.saturating_add(in_nanoseconds(outcome.lasted)));
         self.add_rest(&rest);
         if are_awaited {
@@ -227,7 +228,7 @@ impl<'r> Recording<'r> {
         Ok(self.after_reading())
     }
 
-    /// It is over now: what comes after it is the removal.
+    /// It has ended: waits from now on are those of the removal, and are not recorded.
     pub(super) fn end(&mut self) {
         self.ended = Some(monotonic_now());
     }
@@ -254,8 +255,8 @@ impl<'r> Recording<'r> {
         Next::Continue
     }
 
-    /// Opens runtime events with `open`, if they are asked for, which may take a time and is interrupted by signals, and reads them
-    /// and waits, and no hits, until the end.
+    /// Records runtime events and off-CPU waits, but no hits, until the end. `open` opens the events if they are asked for; it may
+    /// take long, and a signal interrupts it.
     pub(super) fn read_without_hits(
         &mut self,
         target: &Target,
@@ -268,15 +269,14 @@ impl<'r> Recording<'r> {
         let end = self.args.until.duration.unwrap_or(Duration::MAX);
         match open(end, interruptible.signals()) {
             Ok(events) => self.events = events,
-            Err(failure) => {
-                let (_, printed) = interruptible.end();
-                return printed.and(Err(failure));
-            }
+            Err(failure) => return Err(interruptible.end_after(failure)),
         }
         if let Err(failure) = self.begin_waits() {
-            let closed = self.events.as_mut().map(|events| events.close(self.pid));
-            let (_, printed) = interruptible.end();
-            return closed.unwrap_or(Ok(())).and(printed).and(Err(failure));
+            let failure = match self.events.take() {
+                Some(events) => events.close_after(failure, self.pid, &output.messages),
+                None => failure,
+            };
+            return Err(interruptible.end_after(failure));
         }
         let mut failures = StepFailures::default();
         let begun = Instant::now();
@@ -284,7 +284,7 @@ impl<'r> Recording<'r> {
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
         self.end();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
-        self.note_missed(target);
+        self.find_missed(target);
         let closed = self.events.as_mut().map(|events| events.close(self.pid));
         failures.add(closed.unwrap_or(Ok(())));
         let (_, printed) = interruptible.end();
@@ -303,8 +303,9 @@ impl<'r> Recording<'r> {
         read.map_err(Failure::of_process(self.pid))
     }
 
-    /// Notes whether the events of a process, which the program has not been started with, were off for a time.
-    fn note_missed(&mut self, target: &Target) {
+    /// Finds out whether the events of a process were off for a time. Not of a program that `record` has started: its events are on
+    /// from the start.
+    fn find_missed(&mut self, target: &Target) {
         let events = self.events.as_ref();
         let events = events.filter(|_| self.args.observed.is_process());
         self.missed = events.and_then(|events| events.missed(target));
@@ -315,12 +316,12 @@ impl<'r> Recording<'r> {
         self.add_waits(&waits);
     }
 
-    /// Adds waits, but not those in which the process was stopped so that it could be observed, or was observed no more.
+    /// Adds the waits of the recording: without those before and after it, and without the stop with which the observation began.
     fn add_waits(&mut self, waits: &[RecordedWait]) {
         let recorded = self.begun..self.ended.unwrap_or(u64::MAX);
         for wait in waits {
-            // Its thread may have got a processor only after the recording has begun. Stops by others in these milliseconds are
-            // not told from it.
+            // That stop: the thread may have been scheduled again only after `begun`. A stop by another tracer at that moment looks the
+            // same, and is left out, too.
             let is_stop = self.is_observed
                 && wait.is_whole
                 && wait.activity == Activity::Stopped
@@ -351,11 +352,11 @@ impl<'r> Recording<'r> {
 
     /// Writes the rest, and says what was recorded.
     pub(super) fn finish(mut self, mut failures: StepFailures) -> Result<(), Failure> {
-        let (output, over) = (self.output, monotonic_now());
-        let lasted = Duration::from_nanos(over.saturating_sub(self.begun));
+        let (output, ended) = (self.output, self.ended.unwrap_or_else(monotonic_now));
+        let lasted = Duration::from_nanos(ended.saturating_sub(self.begun));
         failures.add(self.read_runtime_events());
         failures.add(self.end_waits());
-        self.timeline.finish(monotonic_now());
+        self.timeline.finish(ended);
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
         let lost_words = take(&mut self.timeline.lost_words);
@@ -386,7 +387,10 @@ impl<'r> Recording<'r> {
             let seconds = last.as_secs_f64();
             output.messages.warning(
                 WarningKind::ShortRecording,
-                &format!("only the last {seconds:.3} s are in the file: more does not fit into the memory for them"),
+                &format!(
+                    "only the last {seconds:.3} s are in the file: -last keeps at most {} MiB of events",
+                    MAX_KEPT >> 20
+                ),
                 "record fewer functions or probes, or without -last",
             );
         }

@@ -20,7 +20,7 @@ const BLOCK: usize = 64 << 10;
 const WAIT: Duration = Duration::from_millis(200);
 
 /// How many bytes the events that are kept may take.
-const MAX_KEPT: usize = 20 << 20;
+pub(super) const MAX_KEPT: usize = 20 << 20;
 
 /// How many of the open slices that began before the events that are kept have their arguments kept.
 const MAX_WITH_ARGUMENTS: usize = 10_000;

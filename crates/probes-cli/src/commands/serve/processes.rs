@@ -30,12 +30,12 @@ const MAX_OTHERS: usize = 256;
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What became of the others if the instrumentation of some could not be removed.
-const OTHERS: &str = "the others were restored";
+const OTHERS: &str = "the instrumentation was removed from the others";
 
 pub(super) struct Processes {
     /// By their pids.
     each: BTreeMap<i32, ServedProcess>,
-    /// What has ended, for the thread that finds processes; `None` once that has to end.
+    /// What has ended, for the scanner; `None` once the scanner is to end.
     ends: Option<Sender<Ended>>,
     bounds: Vec<Duration>,
     wants_events: bool,
@@ -116,11 +116,7 @@ impl Processes {
 
     /// The messages about one of the processes.
     fn messages(&self, pid: i32) -> Messages {
-        if self.is_single {
-            self.messages.with_pid(pid)
-        } else {
-            self.messages.about(pid)
-        }
+        messages_about(self.messages, self.is_single, pid)
     }
 
     pub(super) fn bounds(&self) -> &[Duration] {
@@ -133,10 +129,11 @@ impl Processes {
         each.filter(|it| it.observed.is_some()).count()
     }
 
-    /// Clients are served from now on, even if no process is left; fails if `needs_any` and none is observed.
+    /// Clients are served from now on, even if no process is left; fails if `needs_any` and none could be observed.
     pub(super) fn begin_to_serve(&mut self, needs_any: bool) -> Result<(), Failure> {
         let mut failures = self.failures.take().unwrap_or_default();
-        if self.observed() > 0 || !needs_any {
+        // Without a failure, those that were observed have exited since: their last figures are served.
+        if self.observed() > 0 || !needs_any || failures.is_empty() {
             return Ok(());
         }
         let failed = failures.len();
@@ -161,14 +158,14 @@ impl Processes {
         each.any(|it| it.observed.as_ref().is_some_and(Observed::reads_events))
     }
 
-    /// Tells the thread that finds processes to end.
+    /// Tells the scanner to end.
     pub(super) fn end_scan(&mut self) {
         self.ends = None;
     }
 
     fn tell_scanner(&self, ended: Ended) {
         if let Some(ends) = &self.ends {
-            // It fails only if that thread has ended, and then nothing is found any more.
+            // It fails only if the scanner has ended, and then nothing is found any more.
             let _ = ends.send(ended);
         }
     }
@@ -238,7 +235,7 @@ impl Processes {
         }
     }
 
-    /// They cannot be read.
+    /// The runtime events of a process cannot be read.
     pub(super) fn refuse_events(&self, pid: i32, failure: &Failure) {
         self.messages(pid).failure(failure);
     }
@@ -403,7 +400,7 @@ impl Processes {
             let mut figures = process.earlier.clone();
             figures.add(&process.current);
             let observed = process.observed.as_mut();
-            let messages = self.messages.about(*pid);
+            let messages = messages_about(self.messages, self.is_single, *pid);
             let details = observed.map(|it| it.details(&process.current, &messages));
             let details = details.unwrap_or_default();
             let reads_events = process.observed.as_ref().map(Observed::reads_events);
@@ -435,8 +432,11 @@ impl Processes {
                 continue;
             };
             total += 1;
-            let messages = self.messages.about(*pid);
+            let messages = messages_about(self.messages, self.is_single, *pid);
             if let Err(failure) = observed.remove(signals, &messages) {
+                if self.is_single {
+                    return Err(failure);
+                }
                 failed += 1;
                 messages.failure(&failure);
             }
@@ -450,6 +450,15 @@ impl Processes {
             total,
             outcome,
         })
+    }
+}
+
+/// The messages about a process; they name it unless it is the only one.
+pub(super) fn messages_about(messages: Messages, is_single: bool, pid: i32) -> Messages {
+    if is_single {
+        messages.with_pid(pid)
+    } else {
+        messages.about(pid)
     }
 }
 

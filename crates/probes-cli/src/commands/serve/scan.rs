@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -12,6 +13,7 @@ use probes_lib::{Observation, Options, RuntimeEvents, Target, pids};
 
 use super::notifications::{Notification, NotificationSender};
 use super::observed::{ObservationId, Observed};
+use super::processes::messages_about;
 use crate::commands::open_target::open_to_observe;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{TargetSelection, comm, program_of};
@@ -69,12 +71,13 @@ struct Known {
     was_replaced: bool,
 }
 
-/// Distinguishes a process from a later one with the same pid, and its program from one with another file name that it
-/// execs later. An exec of a program with the same name is found by the next reading instead.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Distinguishes a process from a later one with the same pid, and its program from another one that it execs later. An exec of
+/// the same file is found by the next reading instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     started: Option<u64>,
-    program: String,
+    /// The device and inode of its executable, whose name may change while it runs; `None` if they may not be read.
+    executable: Option<(u64, u64)>,
 }
 
 enum KnownState {
@@ -168,7 +171,10 @@ impl<'s> Scanner<'s> {
 
     fn scan(&mut self) {
         let candidates = self.candidates();
-        let is_there = |pid: &i32, known: &Known| candidates.get(pid) == Some(&known.identity);
+        let is_there = |pid: &i32, known: &Known| {
+            let found = candidates.get(pid);
+            found.is_some_and(|(identity, _)| *identity == known.identity)
+        };
         let gone: Vec<i32> = self
             .known
             .iter()
@@ -179,16 +185,17 @@ impl<'s> Scanner<'s> {
             self.known.remove(&pid);
             self.notifications.send(Notification::Gone(pid));
         }
-        for (pid, identity) in candidates {
+        for (pid, (identity, program)) in candidates {
             if self.is_ending.load(Ordering::Relaxed) {
                 return;
             }
-            self.look_at(pid, identity);
+            self.look_at(pid, identity, program);
         }
     }
 
-    /// The processes that are selected and run now; in the first scan, also pids that were given and do not exist.
-    fn candidates(&self) -> BTreeMap<i32, Identity> {
+    /// The processes that are selected and run now, with the names of their programs; in the first scan, also pids that were given
+    /// and do not exist.
+    fn candidates(&self) -> BTreeMap<i32, (Identity, String)> {
         let given = self.wanted.selection.given();
         let mut looked_at = given.to_vec();
         if self.wanted.selection.is_by_name() {
@@ -206,14 +213,18 @@ impl<'s> Scanner<'s> {
             let started = started(pid);
             // In the first scan, a given pid that does not exist is kept, so that opening it fails and is reported.
             if (is_named || is_given) && (started.is_some() || self.is_first) {
-                let program = name.unwrap_or_default();
-                candidates.insert(pid, Identity { started, program });
+                let executable = executable(pid);
+                let identity = Identity {
+                    started,
+                    executable,
+                };
+                candidates.insert(pid, (identity, name.unwrap_or_default()));
             }
         }
         candidates
     }
 
-    fn look_at(&mut self, pid: i32, identity: Identity) {
+    fn look_at(&mut self, pid: i32, identity: Identity, program: String) {
         let interval = self.wanted.interval;
         let known = self.known.get(&pid);
         let was_replaced = known.is_some_and(|known| known.was_replaced);
@@ -252,7 +263,6 @@ impl<'s> Scanner<'s> {
                     Err(failure) => {
                         let pause = Pause::next(before, failure.kind(), interval);
                         if before.is_none_or(|before| before.kind != pause.kind) {
-                            let program = identity.program.clone();
                             self.notifications.send(Notification::Refused {
                                 pid,
                                 program,
@@ -286,7 +296,7 @@ impl<'s> Scanner<'s> {
             return Err(Failure::TooManyProcesses(MAX_PROCESSES));
         }
         let wanted = &self.wanted;
-        let messages = wanted.messages.about(pid);
+        let messages = messages_about(wanted.messages, wanted.selection.is_one_pid(), pid);
         let is_given = wanted.selection.given().contains(&pid);
         let target = match open_to_observe(pid, wanted.needs_probes, &messages) {
             Err(Failure::Target(_, error)) if error.denial().is_none() && !is_given => {
@@ -354,6 +364,12 @@ fn program_name(pid: i32) -> Option<String> {
         // It has exited, or it is a kernel thread and we are root (for others, the link of a kernel thread is denied).
         program => program.ok(),
     }
+}
+
+/// The device and inode of the executable of a process.
+fn executable(pid: i32) -> Option<(u64, u64)> {
+    let file = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
+    Some((file.dev(), file.ino()))
 }
 
 /// When a process was started, in ticks since boot; proc(5), field 22.

@@ -69,6 +69,7 @@ impl CollectorEvents {
         let since = monotonic_now();
         let work = CollectorActivity {
             since,
+            pauses: GcPauses::within(events.under_way()),
             ..CollectorActivity::default()
         };
         let target = target.clone();

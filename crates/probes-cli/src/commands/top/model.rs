@@ -96,7 +96,7 @@ pub(super) struct CollectorFigures {
     pub(super) domain: u32,
     /// Its share of the time in pauses, from 0 to 1.
     pub(super) share: f64,
-    /// The longest of the pauses that have ended since then, in any domain.
+    /// The longest of the pauses that have ended since then, or are under way, in any domain.
     pub(super) longest: Duration,
     /// Bytes a second, of all domains.
     pub(super) allocated: f64,

@@ -19,7 +19,7 @@ use crate::observe::functions::{ObservedFunction, ObservedFunctions, WantedFunct
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
-use crate::observe::role::PairEnd;
+use crate::observe::role::{Marks, PairEnd, Role};
 use crate::observe::watching::WatchedWords;
 use crate::patch_plan::EntryPlanner;
 use crate::process::object::UnreadableObject;
@@ -188,6 +188,13 @@ impl ObservedFunctions {
         let without = planned.without_results.map(|why| wanted.refused(why));
         self.without_results.extend(without);
         let (filter, integer, keys) = asked.unwrap_or_default();
+        let paired = paired.map(|role| {
+            if !planned.are_elsewhere {
+                return role;
+            }
+            let marks = Marks::default();
+            Role { marks, ..role }
+        });
         self.functions.push(ObservedFunction {
             wanted,
             is_ocaml,

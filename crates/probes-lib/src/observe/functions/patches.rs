@@ -37,6 +37,8 @@ pub(super) struct Candidate {
 pub(super) struct FunctionPatches {
     /// That of its entry.
     pub(super) best: Candidate,
+    /// Whether they are at another instruction, which is executed as often: its arguments may not be there.
+    pub(super) are_elsewhere: bool,
     /// What is tried if `best` turns out not to be possible, the best one last.
     pub(super) others: Vec<Candidate>,
     pub(super) timing: Option<Timing>,
@@ -52,6 +54,7 @@ impl FunctionPatches {
     fn of(best: Candidate) -> FunctionPatches {
         FunctionPatches {
             best,
+            are_elsewhere: false,
             others: Vec::new(),
             timing: None,
             watching: None,
@@ -194,7 +197,12 @@ impl Patching<'_> {
         }
         let mut others = self.planner.executed_with(range, at).into_iter();
         let other = others.find_map(|at| self.counted_at(range, at, place.offset, false).ok());
-        other.map_or(planned, Ok)
+        other.map_or(planned, |other| {
+            Ok(FunctionPatches {
+                are_elsewhere: true,
+                ..other
+            })
+        })
     }
 
     fn counted_at(

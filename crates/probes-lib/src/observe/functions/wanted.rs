@@ -11,9 +11,9 @@ use crate::functions::{FunctionObject, FunctionPlace};
 use crate::observe::fibers::{self, ProcessStacks};
 use crate::observe::observation::Observation;
 use crate::observe::role::{
-    ArgumentSource, FilterRole, IntegerRole, KeyRole, PairEnd, PairFilter, Role, StackKind,
+    ArgumentSource, FilterRole, IntegerRole, KeyRole, Marks, PairEnd, PairFilter, Role, StackKind,
 };
-use crate::observe::watching::{WatchedWords, Watching};
+use crate::observe::watching::{WatchedWords, Watching, marking_register};
 
 /// Tells a place from others of the process.
 #[derive(PartialEq, Eq, Hash)]
@@ -380,6 +380,11 @@ impl<'w> KnownPlace<'w> {
         };
         let is_reported = observation.slow_from.is_some();
         Ok(Some(Role {
+            marks: Marks {
+                argument: marking_register(self.place),
+                is_word: true,
+                ..Marks::default()
+            },
             reported: is_reported.then(|| self.watching(words).role(0, false)),
             ..role_of_ends(observation, ends, self.scope(words))?
         }))

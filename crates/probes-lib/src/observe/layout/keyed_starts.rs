@@ -1,5 +1,4 @@
-//! The layout of the starts of a pair by key, as offsets: those that wait for a stop of the same key, in any thread.
-//! Pure.
+//! The layout of the table of a pair's starts that wait for a stop with the same key, in any thread: offsets. Pure.
 //!
 //! ```text
 //! table    one for each pair: buckets; a key has one, by its hash
@@ -7,7 +6,7 @@
 //! slot     the hash of the key, and the time of the start; both are written by one instruction
 //! ```
 //!
-//! Nothing is ever half written, so a thread may be interrupted, or end, at any place. A start for which all slots of
+//! A slot is written by one instruction, so a thread may be interrupted, or exit, anywhere. A start for which all slots of
 //! its bucket are taken is only counted.
 
 use crate::numbers::u64_at;
@@ -26,8 +25,8 @@ pub(crate) mod slot {
     pub(crate) const KEY: u64 = 0;
     /// The time of the start, with [`LEFT_OUT_BIT`]; 0: the slot is free.
     pub(crate) const TIME: u64 = 8;
-    /// Set in the time of a start that a filter leaves out: so its stop is not one without a start. The time stamp
-    /// counter does not get there.
+    /// Set in the time of a start that a filter leaves out: its stop then still finds a start. The time stamp counter never
+    /// reaches this bit.
     pub(crate) const LEFT_OUT_BIT: u32 = 63;
 }
 

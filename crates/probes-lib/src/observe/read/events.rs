@@ -19,7 +19,7 @@ use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::shared::{SharedLayout, fields, record};
 use crate::observe::layout::stack_copies::StackCopies;
-use crate::observe::page_table::{PageTable, SharedWrites};
+use crate::observe::page_table::PageTable;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::observe::read::data_source;
@@ -88,8 +88,8 @@ pub struct Event {
     pub thread: Option<i32>,
     /// Which kind of hit it is.
     pub kind: EventKind,
-    /// Its arguments, decoded, at most six: the note of the site says where they are, or the calling convention of the
-    /// function. Of a return, the result.
+    /// Its arguments, decoded, at most six; they are found by the note of the site, or by the calling convention of the function. Of a
+    /// return, the result.
     pub arguments: Vec<Value>,
     /// Where the call is, of a function whose exits are recorded
     /// ([`Observation::watch_exits`](crate::Observation::watch_exits)).
@@ -112,14 +112,14 @@ pub enum EventKind {
     Hit,
     /// A return of a function.
     Return,
-    /// A function jumps to another one in tail position ([`Observation::watch_exits`](crate::Observation::watch_exits),
+    /// A function is left by a tail call ([`Observation::watch_exits`](crate::Observation::watch_exits),
     /// [`Observation::report_slow`](crate::Observation::report_slow)): its call has ended, and the other function
     /// returns in its place.
     Jump,
 }
 
-/// Where a call of a function is: the stack, and the place there. A call is at a lower place than the one that has made
-/// it, if that is on the same stack. So when a call begins, the earlier ones at its place or a lower one have ended.
+/// Identifies the frame of a call by its stack, and the place of its return address there. The place of a callee is lower than that of
+/// its caller on the same stack. So when a call begins, earlier calls of that stack at its place or a lower one have ended.
 ///
 /// ```no_run
 /// use probes_lib::{Event, EventKind, FunctionSelector, Observation, Options, Target};
@@ -218,14 +218,14 @@ pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
 /// How long after a reading the next one should be while hits come.
 const READ_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The same at most if none has come for [`QUIET_TIME`].
+/// The longest time between two readings, once no hit has come for [`QUIET_TIME`].
 const QUIET_INTERVAL: Duration = Duration::from_millis(10);
 const QUIET_TIME: Duration = Duration::from_millis(100);
 
-/// How long it then takes a thread at least to have a hit: a ring has to have room for those of the time between readings.
+/// The shortest time between two hits of a thread that is expected then: a ring has to have room for those between readings.
 const QUIET_HIT: Duration = Duration::from_micros(1);
 
-/// For how long only the heads of the rings are read, if they have no new records.
+/// How often more than the heads of the rings is read even if they have not changed.
 const FULL_READ_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How many kinds of custom blocks are remembered at most: more than any program has.
@@ -249,12 +249,12 @@ pub(crate) struct EventReader {
     pages: PageTable,
     /// From which time on pairs are slow.
     slow_from: Duration,
-    begun: Instant,
-    renewed: Instant,
-    /// When a reading had records.
-    recorded: Instant,
-    /// When more was read than the heads of the rings.
-    read: Instant,
+    began_at: Instant,
+    pages_renewed_at: Instant,
+    /// When the last new records were read.
+    last_records_at: Instant,
+    /// When more than the heads of the rings was last read.
+    last_full_read_at: Instant,
     /// Of calls that could not be recorded, because no registers could be saved.
     lost: PointCounters,
     /// Of hits that the filter has no answer for, if there is one.
@@ -410,10 +410,10 @@ impl EventReader {
             threads: HashMap::new(),
             pages,
             slow_from: plan.slow_from,
-            begun: Instant::now(),
-            renewed: Instant::now(),
-            recorded: Instant::now(),
-            read: Instant::now(),
+            began_at: Instant::now(),
+            pages_renewed_at: Instant::now(),
+            last_records_at: Instant::now(),
+            last_full_read_at: Instant::now(),
             lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
             untyped: plan.points.iter().any(is_filtered).then(|| {
                 PointCounters::of(plan, arenas, is_filtered, |arena| arena.untyped_counter(0))
@@ -424,8 +424,8 @@ impl EventReader {
 
     /// Returns no events if nothing has come, as far as the rings tell: it is not checked whether the process is still
     /// observed. `None` if there are events, or it is time to look at everything.
-    pub(crate) fn read_nothing(&self, source: &impl ReadMemory) -> Option<Events> {
-        let is_due = self.read.elapsed() >= FULL_READ_INTERVAL;
+    pub(crate) fn empty_if_no_new_records(&self, source: &impl ReadMemory) -> Option<Events> {
+        let is_due = self.last_full_read_at.elapsed() >= FULL_READ_INTERVAL;
         let has_nothing = !is_due && self.rings.have_nothing_new(source);
         has_nothing.then(|| Events {
             untyped: self.untyped.as_ref().map(|_| 0),
@@ -451,9 +451,9 @@ impl EventReader {
             let (pid, at) = (process.pid(), self.rings.shared);
             Error::of_read(pid, MemoryPart::ObservationData, at, source)
         })?;
-        self.read = Instant::now();
+        self.last_full_read_at = Instant::now();
         if !records.bytes.is_empty() {
-            self.recorded = self.read;
+            self.last_records_at = self.last_full_read_at;
         }
         // If the process has just exited, the records that were read still count; the next call fails.
         let is_optional = !is_over && !records.bytes.is_empty();
@@ -603,7 +603,7 @@ impl EventReader {
 
     /// See [`Observer::next_read`](crate::Observer::next_read).
     pub(crate) fn next_read(&self) -> Duration {
-        if self.recorded.elapsed() < QUIET_TIME {
+        if self.last_records_at.elapsed() < QUIET_TIME {
             return READ_INTERVAL;
         }
         let records = u32::try_from(self.layout.records()).unwrap_or(u32::MAX);
@@ -613,22 +613,27 @@ impl EventReader {
 
     /// Returns whether it is time, at `now`, to renew the table of readable pages. At the beginning
     /// it always is, because a program that has just started is still mapping its heap.
-    pub(crate) fn is_due(&self, now: Instant) -> bool {
+    pub(crate) fn pages_are_due(&self, now: Instant) -> bool {
         let since = |earlier| now.saturating_duration_since(earlier);
-        let is_starting = since(self.begun) < STARTUP_TIME;
-        self.layout.has_pages() && (is_starting || since(self.renewed) > MIN_RENEWAL_INTERVAL)
+        let is_starting = since(self.began_at) < STARTUP_TIME;
+        self.layout.has_pages()
+            && (is_starting || since(self.pages_renewed_at) > MIN_RENEWAL_INTERVAL)
     }
 
-    /// Returns what to write into the shared data to renew the table of readable pages.
+    /// Renews the table of readable pages; see [`PageTable::renew`].
     ///
     /// # Errors
     ///
-    /// If the mappings of the process cannot be read.
-    pub(crate) fn renew(&mut self, process: &Process) -> Result<SharedWrites> {
-        self.renewed = Instant::now();
+    /// If the mappings of the process cannot be read, and those of `write`.
+    pub(crate) fn renew_pages(
+        &mut self,
+        process: &Process,
+        write: impl FnOnce(&[(u64, Vec<u8>)]) -> Result<()>,
+    ) -> Result<()> {
+        self.pages_renewed_at = Instant::now();
         // Another thread may have the id of one that has exited.
         self.threads.clear();
-        self.pages.renew(process)
+        self.pages.renew(process, write)
     }
 }
 
@@ -830,7 +835,7 @@ mod tests {
     fn quiet_rings_are_read_less_often() {
         let mut reader = reader(ThreadIds::Unknown);
         assert_eq!(reader.next_read(), READ_INTERVAL);
-        reader.recorded -= QUIET_TIME;
+        reader.last_records_at -= QUIET_TIME;
         assert_eq!(reader.layout.records(), 4096);
         assert_eq!(reader.next_read(), 4096 * QUIET_HIT);
         reader.layout.record_len = 64;
@@ -841,16 +846,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_read_for_a_time_only() {
+    fn full_reading_is_due_after_50_ms() {
         let mut reader = reader(ThreadIds::Unknown);
         let rings = vec![0; reader.layout.ring(GROUPS) as usize];
         let source = SliceMemory::new([(BASE.0, rings)]);
-        assert!(reader.read_nothing(&source).is_some());
-        reader.read -= FULL_READ_INTERVAL;
-        assert!(reader.read_nothing(&source).is_none());
-        reader.read = Instant::now();
+        assert!(reader.empty_if_no_new_records(&source).is_some());
+        reader.last_full_read_at -= FULL_READ_INTERVAL;
+        assert!(reader.empty_if_no_new_records(&source).is_none());
+        reader.last_full_read_at = Instant::now();
         let unreadable = SliceMemory::new([]);
-        assert!(reader.read_nothing(&unreadable).is_none());
+        assert!(reader.empty_if_no_new_records(&unreadable).is_none());
     }
 
     #[test]
@@ -970,7 +975,7 @@ mod tests {
         assert_eq!(foreign.thread(&process, i32::MAX), None);
         // They are looked for again after the table is renewed: an id may be another thread's then.
         assert!(foreign.threads.contains_key(&i32::MAX));
-        foreign.renew(&process).unwrap();
+        foreign.renew_pages(&process, |_| Ok(())).unwrap();
         assert!(foreign.threads.is_empty());
         let unknown = |thread_ids| reader(thread_ids).thread(&process, i32::MAX);
         assert_eq!(unknown(ThreadIds::OfOurNamespace), Some(i32::MAX));
@@ -982,10 +987,10 @@ mod tests {
         let mut reader = reader(ThreadIds::Unknown);
         let begun = Instant::now();
         let after = |milliseconds| begun + Duration::from_millis(milliseconds);
-        reader.begun = begun;
-        reader.renewed = after(900);
+        reader.began_at = begun;
+        reader.pages_renewed_at = after(900);
         let is_due = |reader: &EventReader| {
-            let due = |milliseconds: &u64| reader.is_due(after(*milliseconds));
+            let due = |milliseconds: &u64| reader.pages_are_due(after(*milliseconds));
             [0, 950, 999, 1000, 1001]
                 .into_iter()
                 .filter(due)
@@ -1064,7 +1069,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_ocaml_functions_are_values() {
+    fn ocaml_arguments_without_format_are_values() {
         let mut plan = plan_of_functions(&Observation::new().watch_functions(function("leaf")));
         let mut is_c = |is_ocaml: bool, formats: &[ArgumentFormat]| {
             let watched = plan.points[0].role.watched.as_mut().unwrap();
@@ -1078,7 +1083,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_are_timed_are_no_events() {
+    fn slow_timed_calls_are_slow_pairs() {
         let timing = Observation::new().time_functions(function("outer"));
         let plan = plan_of_functions(&timing.report_slow(Duration::from_millis(1)));
         let process = Process::own().unwrap();

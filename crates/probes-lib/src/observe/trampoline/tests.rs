@@ -141,6 +141,7 @@ fn saved_registers_are_found_as_arguments() {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
+            is_word: false,
             frame: FrameId::StackAndRbx,
         },
         watched: Some(WatchRole {
@@ -201,6 +202,7 @@ fn whole_listing_is_golden() {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
+            is_word: false,
             frame: FrameId::StackAndRbx,
         },
         watched: Some(WatchRole {

@@ -13,10 +13,10 @@ pub(super) const MAX_ENTRIES: usize = 1 << 24;
 /// Where an indirect jump leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::patch_plan) enum JumpTargets {
-    /// To addresses that may not be among the targets.
-    Unknown,
-    /// To addresses that are among the targets, but it is not known to which of them.
-    Unclear,
+    /// To addresses that may not be in [`Targets`].
+    Untracked,
+    /// To addresses in [`Targets`]; to which of them is not known.
+    AnyTarget,
     /// To other functions.
     Outside,
     /// Into its own function.
@@ -24,9 +24,9 @@ pub(in crate::patch_plan) enum JumpTargets {
 }
 
 /// Returns where a jump leads that may use either of two tables; `None` stands for data that is no table.
-fn together(one: Option<JumpTargets>, other: Option<JumpTargets>) -> Option<JumpTargets> {
+fn either_table(one: Option<JumpTargets>, other: Option<JumpTargets>) -> Option<JumpTargets> {
     match (one, other) {
-        (Some(one), Some(other)) if one != other => Some(JumpTargets::Unclear),
+        (Some(one), Some(other)) if one != other => Some(JumpTargets::AnyTarget),
         _ => one.or(other),
     }
 }
@@ -37,7 +37,7 @@ impl Targets {
     pub(super) fn reads_all(&mut self, sweep: &Sweep<'_>) -> bool {
         let mut is_elsewhere = |group: &Group, source: JumpSource| match source {
             JumpSource::Relative { table, .. } => {
-                let found = self.meant(group, table, |it| sweep.code.is_data(it));
+                let found = self.possible_addresses(group, table, |it| sweep.code.is_data(it));
                 found.is_none_or(|found| found.is_empty())
             }
             JumpSource::Computed => true,
@@ -74,7 +74,7 @@ impl Targets {
             for group in &groups {
                 let jumps = group.jumps.iter();
                 for &(address, source) in jumps.filter(|(_, source)| source.order() == order) {
-                    let found = self.follow(sweep, group, source);
+                    let found = self.targets_of_source(sweep, group, source);
                     self.jumps.insert(address, found);
                 }
             }
@@ -82,7 +82,12 @@ impl Targets {
     }
 
     /// Returns where a jump leads whose target comes from `source`.
-    fn follow(&mut self, sweep: &Sweep<'_>, group: &Group, source: JumpSource) -> JumpTargets {
+    fn targets_of_source(
+        &mut self,
+        sweep: &Sweep<'_>,
+        group: &Group,
+        source: JumpSource,
+    ) -> JumpTargets {
         match source {
             JumpSource::Pointer => *group.of_pointers.get_or_init(|| self.of_pointer(group)),
             JumpSource::Slot => JumpTargets::Outside,
@@ -90,34 +95,45 @@ impl Targets {
                 let found = self.classify(group, sweep.ranges, &[target]);
                 let is_unknown = sweep.code.is_executable(target) && !sweep.ranges.contains(target);
                 found.unwrap_or(if is_unknown {
-                    JumpTargets::Unclear
+                    JumpTargets::AnyTarget
                 } else {
                     JumpTargets::Outside
                 })
             }
-            JumpSource::Computed => JumpTargets::Unknown,
-            JumpSource::Distant => self.unless_labels(sweep, group),
-            JumpSource::Absolute(origin) => {
-                let mut found = None;
-                let tables = self.meant(group, origin, |_| true);
-                for table in tables.unwrap_or_default() {
-                    let entries = self.addresses(sweep, table).unwrap_or_default();
-                    entries.iter().for_each(|it| self.table_labels.insert(*it));
-                    // A table of labels may follow one of functions.
-                    let has_function = entries.iter().any(|it| sweep.ranges.begins_function(*it));
-                    let leads = match self.classify(group, sweep.ranges, &entries) {
-                        Some(JumpTargets::Inside) if has_function => Some(JumpTargets::Unclear),
-                        leads => leads,
-                    };
-                    found = together(found, leads);
-                }
-                found.unwrap_or_else(|| self.unless_labels(sweep, group))
-            }
+            JumpSource::Computed => JumpTargets::Untracked,
+            JumpSource::Distant => self.outside_if_no_labels(sweep, group),
+            JumpSource::Absolute(origin) => match self.follow_addresses(sweep, group, origin) {
+                Some(Some(found)) => found,
+                Some(None) => self.outside_if_no_labels(sweep, group),
+                None => JumpTargets::Untracked,
+            },
             JumpSource::Relative { table, base } => {
                 let found = self.follow_offsets(sweep, group, [table, base]);
-                found.unwrap_or(JumpTargets::Unknown)
+                found.unwrap_or(JumpTargets::Untracked)
             }
         }
+    }
+
+    /// Returns where a jump through a table of addresses leads, if it has one; `None` if too many entries have been read.
+    fn follow_addresses(
+        &mut self,
+        sweep: &Sweep<'_>,
+        group: &Group,
+        origin: Origin,
+    ) -> Option<Option<JumpTargets>> {
+        let mut found = None;
+        for table in self.possible_addresses(group, origin, |_| true)? {
+            let entries = self.addresses(sweep, table)?;
+            entries.iter().for_each(|it| self.table_labels.insert(*it));
+            // A table of labels may follow one of functions.
+            let has_function = entries.iter().any(|it| sweep.ranges.begins_function(*it));
+            let leads = match self.classify(group, sweep.ranges, &entries) {
+                Some(JumpTargets::Inside) if has_function => Some(JumpTargets::AnyTarget),
+                leads => leads,
+            };
+            found = either_table(found, leads);
+        }
+        Some(found)
     }
 
     /// Returns where a jump through a table of offsets leads; `None` if that is unknown.
@@ -128,16 +144,17 @@ impl Targets {
         [table, base]: [Origin; 2],
     ) -> Option<JumpTargets> {
         let mut found = None;
-        let mut starts = self.meant(group, table, |it| sweep.code.is_data(it))?;
+        let mut starts = self.possible_addresses(group, table, |it| sweep.code.is_data(it))?;
         if starts.is_empty() {
-            starts = self.meant(group, Origin::Unknown, |it| sweep.code.is_data(it))?;
+            starts =
+                self.possible_addresses(group, Origin::Unknown, |it| sweep.code.is_data(it))?;
         }
         for start in starts {
             let mut bases = Vec::new();
             if base != table {
-                bases = self.meant(group, base, |_| true)?;
+                bases = self.possible_addresses(group, base, |_| true)?;
                 if bases.is_empty() {
-                    bases = self.meant(group, Origin::Unknown, |_| true)?;
+                    bases = self.possible_addresses(group, Origin::Unknown, |_| true)?;
                 }
             }
             if base == table || !matches!(base, Origin::Address(_)) {
@@ -147,7 +164,7 @@ impl Targets {
                 let entries = self.offsets(sweep, start, base)?;
                 self.add_labels(&entries);
                 let leads = self.classify(group, sweep.ranges, &entries);
-                found = together(found, leads);
+                found = either_table(found, leads);
             }
         }
         found
@@ -181,7 +198,7 @@ impl Targets {
         } else if is_known {
             Some(JumpTargets::Inside)
         } else {
-            Some(JumpTargets::Unclear)
+            Some(JumpTargets::AnyTarget)
         }
     }
 
@@ -199,21 +216,21 @@ impl Targets {
     /// it, as in an interpreter whose instructions are addresses of its labels.
     fn of_pointer(&mut self, group: &Group) -> JumpTargets {
         match self.has_label(group, |targets, it| !targets.table_labels.contains(it)) {
-            None => JumpTargets::Unknown,
-            Some(true) => JumpTargets::Unclear,
+            None => JumpTargets::Untracked,
+            Some(true) => JumpTargets::AnyTarget,
             Some(false) => JumpTargets::Outside,
         }
     }
 
     /// Returns where a jump leads whose target is unknown: out of its function, if that has no parts, and neither
     /// tables nor other data hold a label in it.
-    fn unless_labels(&mut self, sweep: &Sweep<'_>, group: &Group) -> JumpTargets {
+    fn outside_if_no_labels(&mut self, sweep: &Sweep<'_>, group: &Group) -> JumpTargets {
         let Some(has_label) = self.has_label(group, |_, _| true) else {
-            return JumpTargets::Unknown;
+            return JumpTargets::Untracked;
         };
         let is_part = sweep.ranges.part_at(group.range.start).is_some();
         if has_label || is_part || self.owners.has_part(&group.range) {
-            JumpTargets::Unclear
+            JumpTargets::AnyTarget
         } else {
             JumpTargets::Outside
         }
@@ -224,14 +241,14 @@ impl Targets {
     fn has_label(&mut self, group: &Group, counts: impl Fn(&Targets, u64) -> bool) -> Option<bool> {
         // 64 addresses count as one entry.
         let steps = (group.range.end - group.range.start) as usize / 64;
-        self.take(1 + steps)?;
+        self.count_entries(1 + steps)?;
         let is_label =
             |it: u64| self.labels.contains(it) && !self.returns.contains(it) && counts(self, it);
         Some((group.range.start.saturating_add(1)..group.range.end).any(is_label))
     }
 
     /// Returns the possible addresses that an origin may stand for in a group; `None` if too many have been read.
-    fn meant(
+    fn possible_addresses(
         &mut self,
         group: &Group,
         origin: Origin,
@@ -242,10 +259,10 @@ impl Targets {
             Origin::Register(register) => Some(register),
             Origin::Unknown => None,
         };
-        self.take(group.leas.len())?;
-        self.take(group.constants.len())?;
-        let is_meant = |it: &&(Register, u64)| register.is_none_or(|register| register == it.0);
-        let leas = group.leas.iter().filter(is_meant).map(|it| it.1);
+        self.count_entries(group.leas.len())?;
+        self.count_entries(group.constants.len())?;
+        let may_be = |it: &&(Register, u64)| register.is_none_or(|register| register == it.0);
+        let leas = group.leas.iter().filter(may_be).map(|it| it.1);
         let constants = group.constants.iter().copied();
         let constants = constants.filter(|_| register.is_none());
         let mut found: Vec<u64> = leas
@@ -286,16 +303,16 @@ impl Targets {
         entry_at: impl Fn(u64) -> Option<u64>,
     ) -> Option<Vec<u64>> {
         let mut entries = Vec::new();
-        self.take(1)?;
+        self.count_entries(1)?;
         while let Some(entry) = places.next().and_then(&entry_at) {
-            self.take(1)?;
+            self.count_entries(1)?;
             entries.push(entry);
         }
         Some(entries)
     }
 
-    /// Counts entries; `None` if there are too many.
-    fn take(&mut self, count: usize) -> Option<()> {
+    /// Takes so many from the entries that may still be read; `None` if not as many are left.
+    fn count_entries(&mut self, count: usize) -> Option<()> {
         let left = self.entries_left.checked_sub(count);
         self.entries_left = left.unwrap_or(0);
         left.map(drop)

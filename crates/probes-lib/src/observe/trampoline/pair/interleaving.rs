@@ -8,8 +8,9 @@
 //!                                              the stops may be those of A and B.
 //!          start A   start B   stop             If the stop is in the frame of A, and that is no caller of the frame
 //!                                              of B, it is the stop of A: B is on another stack.
-//! number   start 1   start 2   stop 1          The first arguments are numbers: that of the stop is not that of the
-//!                                              start that it would end, but that of an earlier one.
+//! number   start 1   start 2   stop 1          The first arguments are numbers, or of a USDT probe of C integers or
+//!                                              pointers: that of the stop is not that of the start that it would end,
+//!                                              but that of an earlier one.
 //! name     start 1   stop 2                    If the numbers have one name at both ends, it is enough that they
 //!                                              differ: start 2 may have been in another thread.
 //! doubt    start A   start B   stop            A waits in the frame of B, or in that of the stop, and no numbers tell
@@ -45,7 +46,7 @@ pub(super) fn mark_start(
         return a.mov(argument, 0);
     };
     let mut is_new = a.create_label();
-    load_at_point(a, r8, register, saved)?;
+    load_number(a, marks, register, saved)?;
     a.mov(argument, r8d)?;
     // Once a stop had it, the highest bit of its place is flipped: a repeat differs in no other bit.
     let place = number_place();
@@ -82,7 +83,7 @@ pub(super) fn check_stop(
         let mut look_up = a.create_label();
         let mut is_unknown = a.create_label();
         let mut no_number = a.create_label();
-        load_at_point(a, r8, register, saved)?;
+        load_number(a, marks, register, saved)?;
         a.cmp(number_of_start, r8d)?;
         a.jne(is_other)?;
         // An even value is not a number, but an address, which the garbage collector may reuse.
@@ -215,6 +216,20 @@ fn find_frame(
     a.set_label(&mut found)?;
     a.mov(rax, word_at(rcx, slot::DEPTH))?;
     locate_start(a)
+}
+
+/// Loads the number in a register of the point into r8: as OCaml has it, so that its lowest bit is set.
+fn load_number(
+    a: &mut CodeAssembler,
+    marks: &Marks,
+    register: Register,
+    saved: &[SavedRegister],
+) -> Result<(), IcedError> {
+    load_at_point(a, r8, register, saved)?;
+    if marks.is_word {
+        a.lea(r8, qword_ptr(r8 + r8 + 1))?;
+    }
+    Ok(())
 }
 
 /// The bits of a number that select its place, and the offset of that place in units of two bytes: the lowest bit of an

@@ -556,6 +556,7 @@ fn paired_role() -> Role {
         ends: vec![PairEnd::Stop(1), PairEnd::Start(0)],
         marks: Marks {
             argument: Some(Register::RDI),
+            is_word: false,
             frame: FrameId::Stack,
         },
         ..Role::default()
