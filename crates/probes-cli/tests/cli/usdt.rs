@@ -122,15 +122,20 @@ fn other_tools_find_nops_at_observed_sites() {
 fn interleaving_requests_of_c_are_told() {
     for file in fixture_forms("usdt_requests") {
         let mut talker = Talker::start(&file);
-        for (key, line, trusted) in [
-            ("", "serve 100 1", true),
-            ("", "serve 100 2", false),
-            ("", "serve 100 5", false),
-            (" -key arg0", "serve 100 5", true),
+        for (key, line, answer, trusted) in [
+            ("", "serve 100 1", "served", true),
+            ("", "serve 100 2", "served", false),
+            ("", "serve 100 5", "served", false),
+            (" -key arg0", "serve 100 5", "served", true),
+            // From before the observation to its end, each hit is followed by one of the other probe.
+            ("", "turn 101", "turned", false),
         ] {
+            if answer == "turned" {
+                talker.ask("open 3", "opened");
+            }
             let flags = format!("-json -usdt request:begin,request:end{key}");
             let tool = observing("latency", &flags, talker.pid());
-            talker.ask(line, "served");
+            talker.ask(line, answer);
             let run = tool.end();
             let pair = &object(run.stdout.trim_end())["pairs"][0];
             assert_eq!(

@@ -60,9 +60,8 @@ use std::num::NonZeroU64;
 use std::ops::Add;
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel,
-    get_gpr64, mm0, mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx,
-    rsi, rsp,
+    AsmMemoryOperand, AsmRegister32, AsmRegister64, AsmRegisterMm, CodeAssembler, CodeLabel, mm0,
+    mm1, mm2, mm3, mm4, mm5, mm6, mm7, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{
     BlockEncoderOptions, Code, Encoder, IcedError, Instruction, MemoryOperand, Register,
@@ -998,20 +997,6 @@ fn spread_of(
     const SPREAD: i32 = 0x9e37_79b9_u32 as i32;
     a.imul_3(to, number, SPREAD)?;
     a.shr(to, 32 - bits)
-}
-
-/// Loads what a general register held at the point, which is in the copies of the `saved` registers.
-fn load_at_point(
-    a: &mut CodeAssembler,
-    to: AsmRegister64,
-    register: Register,
-    saved: &[SavedRegister],
-) -> Result<(), IcedError> {
-    let register = get_gpr64(register);
-    match saved.iter().find(|(saved, _)| Some(*saved) == register) {
-        Some((_, copy)) => a.movq(to, *copy),
-        None => a.mov(to, register.unwrap_or(to)),
-    }
 }
 
 /// Loads the word at an address, by RIP-relative addressing.

@@ -57,21 +57,23 @@ impl PointContext {
         let Some(place) = self.saved.iter().position(is_it) else {
             return a.mov(to, get_gpr64(register).unwrap_or(to));
         };
-        let (mut elsewhere, mut known) = (a.create_label(), a.create_label());
-        if let SavedAt::StackOrCopies | SavedAt::StackOrAddress(_) = self.saved_at {
-            unless_room_on_stack(a, elsewhere)?;
-            let depth = self.saved.len() - place;
-            a.mov(to, qword_ptr(rsp - 8 * depth as i32))?;
-            a.jmp(known)?;
-            a.set_label(&mut elsewhere)?;
-        }
-        match self.saved_at {
-            SavedAt::Copies | SavedAt::StackOrCopies => a.movq(to, self.saved[place].1)?,
+        let load_saved = |a: &mut CodeAssembler| match self.saved_at {
+            SavedAt::Copies | SavedAt::StackOrCopies => a.movq(to, self.saved[place].1),
             SavedAt::Address(at) | SavedAt::StackOrAddress(at) => {
-                load(a, to, at.plus(8 * place as u64))?;
+                load(a, to, at.plus(8 * place as u64))
             }
-            SavedAt::Pushed => return a.mov(to, qword_ptr(rsp + 8 * place as u64)),
-        }
+            SavedAt::Pushed => a.mov(to, qword_ptr(rsp + 8 * place as u64)),
+        };
+        let (SavedAt::StackOrCopies | SavedAt::StackOrAddress(_)) = self.saved_at else {
+            return load_saved(a);
+        };
+        let (mut elsewhere, mut known) = (a.create_label(), a.create_label());
+        unless_room_on_stack(a, elsewhere)?;
+        let depth = self.saved.len() - place;
+        a.mov(to, qword_ptr(rsp - 8 * depth as i32))?;
+        a.jmp(known)?;
+        a.set_label(&mut elsewhere)?;
+        load_saved(a)?;
         a.set_label(&mut known)?;
         // A label needs an instruction.
         a.nop()

@@ -17,7 +17,7 @@ use super::histogram::{self, Histograms};
 use super::keys;
 use super::values;
 use super::word_at;
-use super::{Pointers, SavedRegister, find_shared_and_time, offset, spread, unless_in_range};
+use super::{Pointers, find_shared_and_time, offset, spread, unless_in_range};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOTS_TRIED, slot};
@@ -135,7 +135,7 @@ impl Ends<'_> {
                         let kept = slow::StartPlace::of_slot(*end);
                         slow::keep(a, kept, reported, context)?;
                     }
-                    self.nested_end(a, *end, starts, context.saved, pointers.layout, next)?;
+                    self.nested_end(a, *end, starts, context, pointers.layout, next)?;
                 }
             }
             if let (PairEnd::Stop(pair), Some(keys)) = (end, self.time_keys) {
@@ -190,7 +190,7 @@ impl Ends<'_> {
         a: &mut CodeAssembler,
         end: PairEnd,
         starts: StartKind,
-        saved: &[SavedRegister],
+        context: PointContext,
         layout: SharedLayout,
         over: CodeLabel,
     ) -> Result<(), IcedError> {
@@ -199,12 +199,12 @@ impl Ends<'_> {
         match end {
             PairEnd::Start(_) => {
                 push_start(a, starts, *self.filter != PairFilter::All)?;
-                interleaving::mark_start(a, self.marks, saved)?;
+                interleaving::mark_start(a, self.marks, context)?;
             }
             PairEnd::Stop(pair) => {
                 let is_filtered = *self.filter != PairFilter::All;
                 pop_start(a, is_filtered, over)?;
-                interleaving::check_stop(a, self.marks, saved)?;
+                interleaving::check_stop(a, self.marks, context)?;
                 if is_filtered {
                     let mut is_timed = a.create_label();
                     let start = qword_ptr(rcx + rdx * 8 + slot::STARTS);

@@ -26,8 +26,8 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
+use super::super::at_point::PointContext;
 use super::super::word_at;
-use super::super::{SavedRegister, load_at_point};
 use super::locate_start;
 use crate::observe::frame_id::FrameId;
 use crate::observe::layout::pair_slots::slot;
@@ -37,16 +37,16 @@ use crate::observe::role::Marks;
 pub(super) fn mark_start(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[SavedRegister],
+    context: PointContext,
 ) -> Result<(), IcedError> {
-    let frame = frame(a, marks.frame, saved)?;
+    let frame = frame(a, marks.frame, context)?;
     a.mov(dword_ptr(rcx + rdx * 4 + slot::MARKS), frame)?;
     let argument = dword_ptr(rcx + rdx * 4 + (slot::MARKS + 4));
     let Some(register) = marks.argument else {
         return a.mov(argument, 0);
     };
     let mut is_new = a.create_label();
-    load_number(a, marks, register, saved)?;
+    load_number(a, marks, register, context)?;
     a.mov(argument, r8d)?;
     // Once a stop had it, the highest bit of its place is flipped: a repeat differs in no other bit.
     let place = number_place();
@@ -69,7 +69,7 @@ pub(super) fn mark_start(
 pub(super) fn check_stop(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[SavedRegister],
+    context: PointContext,
 ) -> Result<(), IcedError> {
     let mut by_frame = a.create_label();
     let mut doubt = a.create_label();
@@ -83,7 +83,7 @@ pub(super) fn check_stop(
         let mut look_up = a.create_label();
         let mut is_unknown = a.create_label();
         let mut no_number = a.create_label();
-        load_number(a, marks, register, saved)?;
+        load_number(a, marks, register, context)?;
         a.cmp(number_of_start, r8d)?;
         a.jne(is_other)?;
         // An even value is not a number, but an address, which the garbage collector may reuse.
@@ -112,7 +112,7 @@ pub(super) fn check_stop(
         a.mov(edi, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
         a.cmp(edi, frame_of_start)?;
         a.je(look_up)?;
-        let here = frame(a, marks.frame, saved)?;
+        let here = frame(a, marks.frame, context)?;
         a.cmp(frame_of_start, here)?;
         a.jne(look_up)?;
         a.mov(edi, number_of_start)?;
@@ -136,12 +136,12 @@ pub(super) fn check_stop(
         a.inc(word_at(rcx, slot::NO_NUMBER))?;
     }
     a.set_label(&mut by_frame)?;
-    find_frame(a, marks, saved, doubt)?;
+    find_frame(a, marks, context, doubt)?;
     a.inc(word_at(rcx, slot::OTHER_FRAME))?;
     a.jmp(over)?;
 
     a.set_label(&mut doubt)?;
-    count_doubt(a, marks, saved, same_frame)?;
+    count_doubt(a, marks, context, same_frame)?;
 
     // The last start after this one has been ended: was it in the same frame, and did it come later?
     a.set_label(&mut same_frame)?;
@@ -162,7 +162,7 @@ pub(super) fn check_stop(
 fn count_doubt(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[SavedRegister],
+    context: PointContext,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut is_doubtful = a.create_label();
@@ -172,7 +172,7 @@ fn count_doubt(
     a.mov(r8d, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
     a.cmp(r8d, dword_ptr(rcx + rdx * 4 + slot::MARKS))?;
     a.je(is_doubtful)?;
-    let here = frame(a, marks.frame, saved)?;
+    let here = frame(a, marks.frame, context)?;
     a.cmp(r8d, here)?;
     a.jne(otherwise)?;
     a.set_label(&mut is_doubtful)?;
@@ -188,13 +188,13 @@ const MAX_COMPARED: u32 = 16;
 fn find_frame(
     a: &mut CodeAssembler,
     marks: &Marks,
-    saved: &[SavedRegister],
+    context: PointContext,
     otherwise: CodeLabel,
 ) -> Result<(), IcedError> {
     let mut next = a.create_label();
     let mut none = a.create_label();
     let mut found = a.create_label();
-    let here = frame(a, marks.frame, saved)?;
+    let here = frame(a, marks.frame, context)?;
     a.mov(r8d, here)?;
     a.mov(edi, dword_ptr(rcx + rdx * 4 + slot::MARKS))?;
     a.sub(edi, r8d)?;
@@ -223,9 +223,9 @@ fn load_number(
     a: &mut CodeAssembler,
     marks: &Marks,
     register: Register,
-    saved: &[SavedRegister],
+    context: PointContext,
 ) -> Result<(), IcedError> {
-    load_at_point(a, r8, register, saved)?;
+    context.load(a, r8, register)?;
     if marks.is_word {
         a.lea(r8, qword_ptr(r8 + r8 + 1))?;
     }
@@ -258,12 +258,12 @@ fn locate_next(a: &mut CodeAssembler, next: i32) -> Result<(), IcedError> {
 fn frame(
     a: &mut CodeAssembler,
     frame: FrameId,
-    saved: &[SavedRegister],
+    context: PointContext,
 ) -> Result<AsmRegister32, IcedError> {
     match frame {
         FrameId::Stack => Ok(esp),
         FrameId::StackAndRbx => {
-            load_at_point(a, rdi, Register::RBX, saved)?;
+            context.load(a, rdi, Register::RBX)?;
             a.lea(edi, qword_ptr(rsp + rdi * 2))?;
             Ok(edi)
         }
