@@ -116,10 +116,10 @@ fn other_tools_find_nops_at_observed_sites() {
     }
 }
 
-// promise: Observations: That requests interleave in a thread is told by the numbers that USDT probes of C pass at both ends, without
-//    `-key` (2 programs, 4 ways)
+// promise: Observations: That requests interleave in a thread is noticed by the numbers that USDT probes of C pass at both ends, without
+//    `-key` (2 programs, 5 ways)
 #[test]
-fn interleaving_requests_of_c_are_told() {
+fn interleaving_requests_of_c_are_noticed() {
     for file in fixture_forms("usdt_requests") {
         let mut talker = Talker::start(&file);
         for (key, line, answer, trusted) in [

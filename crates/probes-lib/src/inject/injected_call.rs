@@ -95,6 +95,15 @@ impl InjectedCall {
         }
     }
 
+    /// Has the same part of memory backed by no huge pages (MADV_NOHUGEPAGE), of which each would be filled at its first write. It comes
+    /// after the other advice, so that it splits nothing; whether it was done does not show.
+    pub(crate) fn small_pages(at: LiveAddr, len: u64) -> InjectedCall {
+        InjectedCall {
+            number: ADVISE,
+            arguments: [at.0, len, libc::MADV_NOHUGEPAGE as u64, 0, 0, 0],
+        }
+    }
+
     /// Maps the file of a descriptor, readable and writable, at an address where nothing is mapped.
     pub(crate) fn map_shared(at: LiveAddr, len: u64, descriptor: i32, offset: u64) -> InjectedCall {
         let protection = libc::PROT_READ | libc::PROT_WRITE;

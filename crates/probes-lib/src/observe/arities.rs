@@ -124,10 +124,11 @@ fn packed_relocations(
     segment: &Segment,
     bias: LoadBias,
 ) -> impl Iterator<Item = (LiveAddr, LiveAddr)> {
+    let (from, len) = (segment.start.0, segment.file_len);
+    let places = elf.packed_relocations();
+    let places = places.filter(move |at| at.0.checked_sub(from).is_some_and(|at| at < len));
     // A file can name the same word many times.
-    let places = elf
-        .packed_relocations()
-        .take(segment.file_len as usize / WORD);
+    let places = places.take(len as usize / WORD);
     let mut places = places.peekable();
     let bytes = places.peek().and_then(|_| elf.read_segment(segment).ok());
     relocated(places, segment.start, bytes.unwrap_or_default(), bias)

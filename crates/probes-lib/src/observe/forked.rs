@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
+use crate::error::{Error, ProcessError};
 use crate::memory::ReadMemory;
 use crate::observe::install::write_shared;
 use crate::observe::layout::arena::Arena;
@@ -23,6 +24,10 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// The next look comes no sooner than after this many times the duration of the last one: a process may have thousands
 /// of threads.
 const REST: u32 = 20;
+
+/// For how long tables of pages are renewed at once, and how many times as long nothing is renewed then: rings are to be read meanwhile.
+const RENEWAL_TIME: Duration = Duration::from_millis(2);
+const RENEWAL_REST: u32 = 4;
 
 /// After this time without an execve, a child is taken for one that executes no other program; so is one that is seen
 /// twice.
@@ -79,6 +84,7 @@ pub(crate) struct ForkCheck {
     known: HashMap<PidAndStart, FoundChild>,
     begun: Instant,
     next: Option<Instant>,
+    next_renewal: Instant,
 }
 
 /// A child that has copies of the trampolines.
@@ -86,8 +92,10 @@ pub(crate) struct ForkCheck {
 struct FoundChild {
     /// Whether it is taken for one that executes no other program.
     stays: bool,
-    /// Its table of pages, if it needs one.
+    /// Its table of pages, if it needs one, and its memory is certainly its own.
     pages: Option<PageTable>,
+    /// When that was to be renewed last.
+    renewed: Option<Instant>,
 }
 
 impl ForkCheck {
@@ -108,77 +116,118 @@ impl ForkCheck {
             known: HashMap::new(),
             begun: now,
             next: matter.then_some(now),
+            next_renewal: now,
         }
     }
 
-    /// Looks for children if it is time.
-    pub(crate) fn look_if_due(&mut self, process: &Process, arenas: &[Arena]) {
+    /// Looks for children, and renews tables of pages, if it is time.
+    pub(crate) fn look_if_due(&mut self, observed: &Process, arenas: &[Arena]) {
         if self.next.is_some_and(|next| next <= Instant::now()) {
-            self.look(process, arenas);
+            self.look(observed, arenas);
+        }
+        if let Some(arena) = arenas.first() {
+            self.renew_pages(arena);
         }
     }
 
     /// Looks for children, if they matter. Errors are ignored: if the process still runs, the next reading of its data reports them.
-    pub(crate) fn look(&mut self, process: &Process, arenas: &[Arena]) {
+    pub(crate) fn look(&mut self, observed: &Process, arenas: &[Arena]) {
         let (Some(_), Some(arena)) = (self.next, arenas.first()) else {
             return;
         };
         let looked = Instant::now();
         let mut before = mem::take(&mut self.known);
         let now = since_boot();
-        let mut parents = children(process);
-        while let Some(pid) = parents.pop() {
-            let Ok(child) = Process::open(pid) else {
-                continue;
-            };
-            let Some((start, age)) = start_if_only_forked(&child, now) else {
-                continue;
-            };
-            let may_have = age <= self.begun.elapsed();
-            if !has_copy(&child, process, arena, may_have) || self.known.contains_key(&(pid, start))
-            {
-                continue;
+        let children_of = |parent: &Process| {
+            let pid = parent.pid();
+            children(parent).into_iter().map(move |child| (pid, child))
+        };
+        let mut pids: Vec<(i32, i32)> = children_of(observed).collect();
+        loop {
+            while let Some((parent, pid)) = pids.pop() {
+                let Ok(child) = Process::open(pid) else {
+                    continue;
+                };
+                let Some((start, age)) = start_if_only_forked(&child, now) else {
+                    continue;
+                };
+                let may_have = age <= self.begun.elapsed();
+                let is_known = self.known.contains_key(&(pid, start));
+                if is_known || !has_copy(&child, observed, arena, may_have) {
+                    continue;
+                }
+                pids.extend(children_of(&child));
+                let known = before.remove(&(pid, start));
+                let stays = known.is_some() || age >= EXECUTES_WITHIN;
+                let found = known.unwrap_or_else(|| self.new_child(pid, [observed.pid(), parent]));
+                self.keep((pid, start), found, stays);
             }
-            parents.extend(children(&child));
-            let known = before.remove(&(pid, start));
-            self.keep(&child, (start, age), known, process, arena);
-        }
-        // Those that are found no more, because their parent has exited.
-        for ((pid, start), found) in before {
+            // Those that are found no more, because their parent has exited.
+            let Some((pid, start)) = before.keys().next().copied() else {
+                break;
+            };
+            let found = before.remove(&(pid, start));
             let child = Process::open(pid).ok();
-            let still = child.and_then(|child| {
-                let (found, age) = start_if_only_forked(&child, now)?;
-                (found == start).then_some((child, age))
-            });
-            if let Some((child, age)) = still {
-                self.keep(&child, (start, age), Some(found), process, arena);
+            let child = child.filter(|child| has_copy(child, observed, arena, false));
+            let still = child.as_ref().and_then(|it| start_if_only_forked(it, now));
+            let is_same = still.is_some_and(|(now, _)| now == start);
+            if let (Some(child), Some(found), true) = (child, found, is_same) {
+                pids.extend(children_of(&child));
+                self.keep((pid, start), found, true);
             }
         }
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
     }
 
-    /// Keeps a child that was started at this time, and has run for so long; `known` is what is known of it from an earlier look.
-    fn keep(
-        &mut self,
-        child: &Process,
-        (start, age): (u64, Duration),
-        known: Option<FoundChild>,
-        parent: &Process,
-        arena: &Arena,
-    ) {
-        let pid = child.pid();
-        let stays = known.is_some() || age >= EXECUTES_WITHIN;
-        let new = || FoundChild {
+    /// Returns a child that is found for the first time; `others` are the processes whose memory it may share.
+    fn new_child(&self, pid: i32, others: [i32; 2]) -> FoundChild {
+        let is_own = |other: &i32| matches!(kcmp::shares_memory(*other, pid), Ok(false));
+        let pages = self.pages.as_ref();
+        let pages = pages.filter(|_| others.iter().all(is_own));
+        FoundChild {
             stays: false,
-            pages: self.pages.as_ref().map(PageTable::of_forked),
-        };
-        let mut found = known.unwrap_or_else(new);
+            pages: pages.map(PageTable::of_forked),
+            renewed: None,
+        }
+    }
+
+    /// Keeps a child; whether it `stays` is known now.
+    fn keep(&mut self, child: PidAndStart, mut found: FoundChild, stays: bool) {
         if stays && !found.stays && self.is_incomplete && self.found.pids.len() < MAX_KEPT {
-            self.found.pids.push(pid);
+            self.found.pids.push(child.0);
         }
         found.stays = stays;
-        found.renew_pages(child, parent, arena);
-        self.known.insert((pid, start), found);
+        self.known.insert(child, found);
+    }
+
+    /// Renews the tables of children that are due, those first that were renewed longest ago, as many as there is time for.
+    fn renew_pages(&mut self, arena: &Arena) {
+        let begun = Instant::now();
+        if self.pages.is_none() || begun < self.next_renewal {
+            return;
+        }
+        let is_due = |found: &FoundChild| {
+            let renewed = found.renewed;
+            let is_old = renewed.is_none_or(|at| begun.duration_since(at) >= INTERVAL);
+            found.stays && found.pages.is_some() && is_old
+        };
+        let due = self.known.iter_mut().filter(|(_, found)| is_due(found));
+        let mut due: Vec<_> = due.collect();
+        due.sort_by_key(|(_, found)| found.renewed);
+        for ((pid, start), found) in due {
+            if begun.elapsed() >= RENEWAL_TIME {
+                break;
+            }
+            found.renewed = Some(begun);
+            let child = Process::open(*pid).ok();
+            let is_it = |child: &Process| {
+                start_if_only_forked(child, Duration::MAX).is_some_and(|(at, _)| at == *start)
+            };
+            if let Some(child) = child.filter(is_it) {
+                found.renew_pages(&child, arena);
+            }
+        }
+        self.next_renewal = begun + begun.elapsed() * RENEWAL_REST;
     }
 
     pub(crate) fn found(&self) -> ForkedChildren {
@@ -197,9 +246,9 @@ impl ForkCheck {
 }
 
 impl FoundChild {
-    /// Renews the table of pages of a child that records with its parent. If that cannot be done now, it stays as it is, for the
-    /// second that it is valid.
-    fn renew_pages(&mut self, child: &Process, parent: &Process, arena: &Arena) {
+    /// Renews the table of pages of a child that records with its parent, and has memory of its own. If that cannot be done now, it
+    /// stays as it is, for the second that it is valid.
+    fn renew_pages(&mut self, child: &Process, arena: &Arena) {
         let Some(pages) = &mut self.pages else {
             return;
         };
@@ -208,15 +257,20 @@ impl FoundChild {
             return;
         };
         // Opened first: if the child then executes a program, nothing is written into that.
-        let memory = ProcessMemory::open(child, OFlag::O_RDWR);
-        let memory = memory
-            .ok()
-            .filter(|_| has_copy(child, parent, arena, false));
-        if let Some(memory) = memory {
-            let write = |writes: &[_]| write_shared(child.pid(), &memory, arena, writes);
-            // If that fails, the child has exited, or the next look tries again.
-            let _ = pages.renew(child, write);
+        let Ok(memory) = ProcessMemory::open(child, OFlag::O_RDWR) else {
+            return;
+        };
+        if !matches!(arena.is_there(|at, bytes| memory.read(at, bytes)), Ok(true)) {
+            return;
         }
+        // If that fails, the child has exited, or the next look tries again.
+        let _ = pages.renew(child, |writes| {
+            // Or the mappings may be those of that program.
+            if !child.was_only_forked() {
+                return Err(Error::of_process(child.pid(), ProcessError::Executed));
+            }
+            write_shared(child.pid(), &memory, arena, writes)
+        });
     }
 }
 

@@ -1,5 +1,5 @@
-//! [`PageTable`]: what the trampolines of a process are told of its memory while it runs: which pages may be read, until when that is
-//! known, and whether the kernel may be asked.
+//! [`PageTable`]: the table by which the trampolines of a process know which pages they may read, until when that is valid, and whether
+//! they may ask the kernel.
 
 use crate::error::Result;
 use crate::observe::layout::readable_pages::ReadablePages;
@@ -52,7 +52,7 @@ impl PageTable {
         }
     }
 
-    /// Has `write` write what makes the table of a process valid for its mappings, as they are now.
+    /// Brings the table of a process up to date with its mappings; `write` writes the changes.
     ///
     /// # Errors
     ///

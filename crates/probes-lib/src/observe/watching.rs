@@ -243,7 +243,6 @@ impl WatchedWords {
     }
 }
 
-/// Returns the arguments of the site of a USDT probe.
 /// Returns the general register of the first argument of a USDT probe, if that may tell its events apart.
 pub(crate) fn marking_register(place: &FunctionPlace<'_>) -> Option<Register> {
     // A number of less than 4 bytes does not.
@@ -257,6 +256,7 @@ pub(crate) fn marking_register(place: &FunctionPlace<'_>) -> Option<Register> {
     }
 }
 
+/// Returns the arguments of the site of a USDT probe.
 fn of_usdt(place: &FunctionPlace<'_>) -> Vec<UsdtArgument> {
     let SelectedBy::Usdt { arguments, .. } = &place.selected_by else {
         return Vec::new();

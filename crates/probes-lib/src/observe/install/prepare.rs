@@ -46,6 +46,7 @@ use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::{DataMapping, SharedData};
 use crate::observe::read::events::{EventReader, PAGES_VALID_FOR, ThreadIds};
 use crate::observe::trampoline::{self, ArenaCode};
+use crate::observe::value_pages::ValuePages;
 use crate::process::Process;
 use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::{self, Mapping, read_maps};
@@ -61,6 +62,9 @@ use crate::update::options::Options;
 
 /// The longest trampoline that evaluates expressions, in bytes.
 const MAX_FILTER_CODE: u64 = 8 << 10;
+
+/// The length of a huge page.
+const HUGE_PAGE: u64 = 2 << 20;
 
 /// As many bytes of code are written in less time than it takes to stop a process again.
 const WRITTEN_WHILE_STOPPED: usize = 128 << 10;
@@ -578,7 +582,8 @@ impl Prepared {
     }
 
     /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK), the
-    /// table of readable pages with its validity and, if children share the counters, the claims of rows.
+    /// table of readable pages with its validity and, if children share the counters, the claims of rows. Children that
+    /// get such a table are to have no huge pages for it.
     fn wipe_calls(&self, arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
         let pages = arena.pages_at().map(|at| (at, PAGES_MAPPED, PAGES_WIPED));
         // OCaml code owns the row of its domain, even if threads own none.
@@ -588,7 +593,9 @@ impl Prepared {
             let is_shared = data.is_shared();
             let over = is_shared.then(|| InjectedCall::map_over(at, mapped));
             let wipe = InjectedCall::wipe_on_fork(at, wiped);
-            over.into_iter().chain([wipe])
+            let small =
+                (is_shared && wiped >= HUGE_PAGE).then(|| InjectedCall::small_pages(at, wiped));
+            over.into_iter().chain([wipe]).chain(small)
         });
         calls.collect()
     }
@@ -599,7 +606,10 @@ impl Prepared {
         let are_recorded = data.is_some() || self.data_mapping().is_shared();
         let asks_kernel = self.plan.asks_kernel();
         let pages = PageTable::of(self.plan.shared, self.pages, self.pages_ticks, asks_kernel);
-        let pages_of_forked = self.plan.shared.has_pages().then(|| pages.of_forked());
+        // Where the runtime has a table of the pages of values, that is copied in the child.
+        let needs_own = self.plan.shared.value_pages == ValuePages::TableOfObserver || asks_kernel;
+        let pages_of_forked = needs_own && self.plan.shared.has_pages();
+        let pages_of_forked = pages_of_forked.then(|| pages.of_forked());
         ActiveObservation {
             events: Mutex::new(EventReader::begin(
                 &self.plan,

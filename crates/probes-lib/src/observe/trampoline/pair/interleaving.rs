@@ -116,7 +116,7 @@ pub(super) fn check_stop(
         a.cmp(frame_of_start, here)?;
         a.jne(look_up)?;
         a.mov(edi, number_of_start)?;
-        a.and(edi, NUMBER_MASK)?;
+        hash_number(a)?;
         a.mov(number_place(), 0)?;
         a.jmp(over)?;
 
@@ -232,15 +232,25 @@ fn load_number(
     Ok(())
 }
 
-/// The bits of a number that select its place, and the offset of that place in units of two bytes: the lowest bit of an
-/// OCaml number is set.
+/// The bits of a hash that select a place, which are its offset in units of two bytes.
 const NUMBER_MASK: i32 = 2 * (slot::NUMBERS_KEPT as i32 - 1);
 
 /// Puts in rdi what selects the place of a number.
 fn select_number(a: &mut CodeAssembler, number: AsmRegister32) -> Result<(), IcedError> {
     a.mov(edi, number)?;
+    hash_number(a)
+}
+
+/// Makes of the number in edi what selects its place. Numbers that follow each other get different places, as do those that differ by a
+/// power of two, such as aligned pointers.
+fn hash_number(a: &mut CodeAssembler) -> Result<(), IcedError> {
+    a.imul_3(edi, edi, GOLDEN_RATIO)?;
+    a.shr(edi, 31 - NUMBER_MASK.ilog2())?;
     a.and(edi, NUMBER_MASK)
 }
+
+/// That of the golden ratio times 2 to the 32.
+const GOLDEN_RATIO: i32 = 0x9e37_79b1_u32 as i32;
 
 /// Returns the place that rdi selects.
 fn number_place() -> AsmMemoryOperand {
