@@ -92,6 +92,8 @@ pub(crate) struct ForkCheck {
 struct FoundChild {
     /// Whether it is taken for one that executes no other program.
     stays: bool,
+    /// When it has run for [`EXECUTES_WITHIN`].
+    settled_at: Instant,
     /// Its table of pages, if it needs one, and its memory is certainly its own.
     pages: Option<PageTable>,
     /// When that was to be renewed last.
@@ -159,7 +161,8 @@ impl ForkCheck {
                 pids.extend(children_of(&child));
                 let known = before.remove(&(pid, start));
                 let stays = known.is_some() || age >= EXECUTES_WITHIN;
-                let found = known.unwrap_or_else(|| self.new_child(pid, [observed.pid(), parent]));
+                let found = known
+                    .unwrap_or_else(|| self.new_child(pid, age, [observed.pid(), parent]));
                 self.keep((pid, start), found, stays);
             }
             // Those that are found no more, because their parent has exited.
@@ -179,13 +182,14 @@ impl ForkCheck {
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
     }
 
-    /// Returns a child that is found for the first time; `others` are the processes whose memory it may share.
-    fn new_child(&self, pid: i32, others: [i32; 2]) -> FoundChild {
+    /// Returns a child that is found for the first time, and has run for so long; `others` are the processes whose memory it may share.
+    fn new_child(&self, pid: i32, age: Duration, others: [i32; 2]) -> FoundChild {
         let is_own = |other: &i32| matches!(kcmp::shares_memory(*other, pid), Ok(false));
         let pages = self.pages.as_ref();
         let pages = pages.filter(|_| others.iter().all(is_own));
         FoundChild {
             stays: false,
+            settled_at: Instant::now() + EXECUTES_WITHIN.saturating_sub(age),
             pages: pages.map(PageTable::of_forked),
             renewed: None,
         }
@@ -209,7 +213,7 @@ impl ForkCheck {
         let is_due = |found: &FoundChild| {
             let renewed = found.renewed;
             let is_old = renewed.is_none_or(|at| begun.duration_since(at) >= INTERVAL);
-            found.stays && found.pages.is_some() && is_old
+            found.settled_at <= begun && found.pages.is_some() && is_old
         };
         let due = self.known.iter_mut().filter(|(_, found)| is_due(found));
         let mut due: Vec<_> = due.collect();
