@@ -161,8 +161,8 @@ impl ForkCheck {
                 pids.extend(children_of(&child));
                 let known = before.remove(&(pid, start));
                 let stays = known.is_some() || age >= EXECUTES_WITHIN;
-                let found = known
-                    .unwrap_or_else(|| self.new_child(pid, age, [observed.pid(), parent]));
+                let found =
+                    known.unwrap_or_else(|| self.new_child(pid, age, [observed.pid(), parent]));
                 self.keep((pid, start), found, stays);
             }
             // Those that are found no more, because their parent has exited.
