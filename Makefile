@@ -59,7 +59,7 @@ test-all: test test-long
 
 # What .ci/run calls after `make test`.
 ci: setup-tests
-	@scripts/suites chaos,lint+user+package,matrix
+	@scripts/suites chaos+user,lint+package,matrix
 
 # An hour, half of it as an ordinary user.
 chaos: setup-tests
