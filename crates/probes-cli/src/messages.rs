@@ -67,6 +67,15 @@ impl Messages {
         }
     }
 
+    /// The same, about a process that may be the only one.
+    pub(crate) fn about_one(self, pid: i32, is_only: bool) -> Messages {
+        if is_only {
+            self.with_pid(pid)
+        } else {
+            self.about(pid)
+        }
+    }
+
     /// Whether progress may be shown: people read the messages, and want more than errors.
     pub(crate) fn may_show_progress(&self) -> bool {
         self.level > Level::Errors && self.form == MessageForm::Text

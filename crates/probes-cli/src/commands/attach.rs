@@ -144,28 +144,13 @@ fn change(
     let mut printed = StepFailures::default();
     for target in targets {
         let report = target.update_with(actions, args.options());
-        if let Some(report) = recorded(report, args, target, failures) {
+        let pid = target.pid();
+        let failure = Failure::of_attached(pid);
+        if let Some(report) = failures.record_unless_exited(&args.selection, pid, report, failure) {
             printed.add(print(output, &report, failures));
         }
     }
     printed
-}
-
-/// Returns what changing a process returned, or records why that failed, unless the process has exited and was selected by name.
-fn recorded<T>(
-    changed: Result<T, Error>,
-    args: &Args,
-    target: &Target,
-    failures: &mut ProcessFailures,
-) -> Option<T> {
-    let pid = target.pid();
-    match changed {
-        Err(error) if args.selection.has_exited_since(pid, &error) => {
-            failures.remove_process();
-            None
-        }
-        changed => failures.record(pid, changed.map_err(Failure::of_attached(pid))),
-    }
 }
 
 /// Changes every process, and undoes that when the time is over or a signal comes.
@@ -187,10 +172,12 @@ fn change_for(
     let mut changed = Vec::with_capacity(targets.len());
     for target in targets {
         let hold = target.hold(actions, args.options());
-        if let Some(hold) = recorded(hold, args, target, failures) {
-            let messages = failures.messages(target.pid());
+        let pid = target.pid();
+        let failure = Failure::of_attached(pid);
+        if let Some(hold) = failures.record_unless_exited(&args.selection, pid, hold, failure) {
+            let messages = failures.messages(pid);
             holds::warn_of_unrecorded(&messages, &hold);
-            holds::warn_of_dead(&messages, target.pid(), &target.holders());
+            holds::warn_of_dead(&messages, pid, &target.holders());
             printed = printed.and(print(output, hold.report(), failures));
             changed.push((target, hold));
         }
@@ -227,15 +214,8 @@ fn open(args: &Args, pids: &[i32], failures: &mut ProcessFailures) -> Result<Vec
             Target::open(pid)
         };
         let opened = opened.map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
-        match opened {
-            Err(error) if args.selection.has_exited_since(pid, &error) => {
-                failures.remove_process();
-            }
-            opened => {
-                let opened = opened.map_err(|error| args.failure(pid, error));
-                targets.extend(failures.record(pid, opened));
-            }
-        }
+        let failure = |error| args.failure(pid, error);
+        targets.extend(failures.record_unless_exited(&args.selection, pid, opened, failure));
     }
     if let Some(actions) = args.actions().filter(|_| pids.len() > 1) {
         for target in &targets {

@@ -56,15 +56,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     for pid in pids {
         let read = open_or_observed(pid);
-        if read
-            .as_ref()
-            .is_err_and(|error| args.selection.has_exited_since(pid, error))
-        {
-            failures.remove_process();
-            continue;
-        }
-        let read = read.map_err(Failure::of_process(pid));
-        if let Some((states, target)) = failures.record(pid, read) {
+        let failure = Failure::of_process(pid);
+        let read = failures.record_unless_exited(&args.selection, pid, read, failure);
+        if let Some((states, target)) = read {
             let output = Output {
                 messages: failures.messages(pid),
                 ..output.clone()

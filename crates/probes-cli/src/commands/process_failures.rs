@@ -2,6 +2,8 @@
 
 use std::collections::HashSet;
 
+use probes_lib::Error;
+
 use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::messages::Messages;
@@ -46,11 +48,6 @@ impl ProcessFailures {
         self.total += 1;
     }
 
-    /// There is one process less: it has exited, and that is no failure.
-    pub(super) fn remove_process(&mut self) {
-        self.total = self.total.saturating_sub(1);
-    }
-
     /// Whether messages and answers say which process they are about.
     pub(super) fn shows_pid(&self) -> bool {
         self.shows_pid
@@ -58,11 +55,7 @@ impl ProcessFailures {
 
     /// Returns what writes messages about one of the processes.
     pub(super) fn messages(&self, pid: i32) -> Messages {
-        if self.shows_pid {
-            self.messages.about(pid)
-        } else {
-            self.messages.with_pid(pid)
-        }
+        self.messages.about_one(pid, !self.shows_pid)
     }
 
     /// Records a failure. One of several is reported at once, because the others may take long.
@@ -76,6 +69,23 @@ impl ProcessFailures {
     /// Returns the value of `result`, or records its failure and returns `None`.
     pub(super) fn record<T>(&mut self, pid: i32, result: Result<T, Failure>) -> Option<T> {
         result.map_err(|failure| self.add(pid, failure)).ok()
+    }
+
+    /// The same, but that a process has exited is no failure if it was selected by its name: there is one less then.
+    pub(super) fn record_unless_exited<T>(
+        &mut self,
+        selection: &TargetSelection,
+        pid: i32,
+        result: Result<T, Error>,
+        failure: impl FnOnce(Error) -> Failure,
+    ) -> Option<T> {
+        match result {
+            Err(error) if selection.has_exited_since(pid, &error) => {
+                self.total = self.total.saturating_sub(1);
+                None
+            }
+            result => self.record(pid, result.map_err(failure)),
+        }
     }
 
     /// Whether every process has failed.

@@ -166,7 +166,7 @@ mod tests {
             many
         };
         assert!(renew(true) > 3 && renew(false) > 3);
-        // All but the validity is there now, as far as the mappings are the same.
+        // Now only the validity is written, and what has been mapped since.
         assert!(renew(false) < 20);
     }
 }

@@ -873,12 +873,8 @@ fn marking_register(site: LiveSite<'_>, name: Option<&str>) -> Option<Register> 
     let index = name.map_or(Some(0), |name| {
         site.site.argument_names().position(|it| it == name)
     });
-    // A number of less than 4 bytes does not distinguish events.
-    let argument = site.site.arguments().nth(index?).flatten();
-    match ArgumentSource::of(argument.as_ref().filter(|it| it.size >= 4)) {
-        ArgumentSource::Register(register) => Some(register),
-        _ => None,
-    }
+    let argument = site.site.arguments().nth(index?).flatten()?;
+    ArgumentSource::of(Some(&argument)).register_of_number(argument.size)
 }
 
 /// Returns the marks of a site that is an end of a pair; its events are told apart by the argument of this name, or by

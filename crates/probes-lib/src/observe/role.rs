@@ -500,6 +500,14 @@ impl ArgumentSource {
         })
     }
 
+    /// Returns its general register, if a number of so many bytes there may distinguish events: one of less than 4 does not.
+    pub(crate) fn register_of_number(self, size: u8) -> Option<Register> {
+        match self {
+            ArgumentSource::Register(register) if size >= 4 => Some(register),
+            _ => None,
+        }
+    }
+
     /// Returns the source of an argument of a note; `None` stands for one that could not be parsed.
     pub(crate) fn of(argument: Option<&Argument<'_>>) -> ArgumentSource {
         match argument.map(|argument| &argument.operand) {

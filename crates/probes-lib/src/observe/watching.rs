@@ -245,15 +245,10 @@ impl WatchedWords {
 
 /// Returns the general register of the first argument of a USDT probe, if that may tell its events apart.
 pub(crate) fn marking_register(place: &FunctionPlace<'_>) -> Option<Register> {
-    // A number of less than 4 bytes does not.
-    let first = of_usdt(place).first().copied();
-    match first
-        .filter(|it| it.format.size >= 4 && !it.format.is_float)?
-        .source
-    {
-        ArgumentSource::Register(register) => Some(register),
-        _ => None,
-    }
+    let UsdtArgument { source, format } = *of_usdt(place).first()?;
+    source
+        .register_of_number(format.size)
+        .filter(|_| !format.is_float)
 }
 
 /// Returns the arguments of the site of a USDT probe.

@@ -116,7 +116,7 @@ impl Processes {
 
     /// The messages about one of the processes.
     fn messages(&self, pid: i32) -> Messages {
-        messages_about(self.messages, self.is_single, pid)
+        self.messages.about_one(pid, self.is_single)
     }
 
     pub(super) fn bounds(&self) -> &[Duration] {
@@ -400,7 +400,7 @@ impl Processes {
             let mut figures = process.earlier.clone();
             figures.add(&process.current);
             let observed = process.observed.as_mut();
-            let messages = messages_about(self.messages, self.is_single, *pid);
+            let messages = self.messages.about_one(*pid, self.is_single);
             let details = observed.map(|it| it.details(&process.current, &messages));
             let details = details.unwrap_or_default();
             let reads_events = process.observed.as_ref().map(Observed::reads_events);
@@ -432,7 +432,7 @@ impl Processes {
                 continue;
             };
             total += 1;
-            let messages = messages_about(self.messages, self.is_single, *pid);
+            let messages = self.messages.about_one(*pid, self.is_single);
             if let Err(failure) = observed.remove(signals, &messages) {
                 if self.is_single {
                     return Err(failure);
@@ -450,15 +450,6 @@ impl Processes {
             total,
             outcome,
         })
-    }
-}
-
-/// The messages about a process; they name it unless it is the only one.
-pub(super) fn messages_about(messages: Messages, is_single: bool, pid: i32) -> Messages {
-    if is_single {
-        messages.with_pid(pid)
-    } else {
-        messages.about(pid)
     }
 }
 

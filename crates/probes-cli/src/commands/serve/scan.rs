@@ -13,7 +13,6 @@ use probes_lib::{Observation, Options, RuntimeEvents, Target, pids};
 
 use super::notifications::{Notification, NotificationSender};
 use super::observed::{ObservationId, Observed};
-use super::processes::messages_about;
 use crate::commands::open_target::open_to_observe;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{TargetSelection, comm, program_of};
@@ -296,7 +295,9 @@ impl<'s> Scanner<'s> {
             return Err(Failure::TooManyProcesses(MAX_PROCESSES));
         }
         let wanted = &self.wanted;
-        let messages = messages_about(wanted.messages, wanted.selection.is_one_pid(), pid);
+        let messages = wanted
+            .messages
+            .about_one(pid, wanted.selection.is_one_pid());
         let is_given = wanted.selection.given().contains(&pid);
         let target = match open_to_observe(pid, wanted.needs_probes, &messages) {
             Err(Failure::Target(_, error)) if error.denial().is_none() && !is_given => {

@@ -11,13 +11,19 @@ use super::ProfileOptions;
 use crate::clock::in_nanoseconds;
 use crate::text::number_of;
 
+/// By what the waits were found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Method {
+    Recorded,
+    Sampled,
+    Unknown,
+}
+
 /// How the waits were found.
 #[derive(Debug, Serialize)]
 pub(super) struct Waits {
-    /// recorded or sampled
-    method: &'static str,
-    #[serde(skip)]
-    are_recorded: bool,
+    method: Method,
     /// Why they were not recorded, if that is known.
     because: Option<String>,
     lost_records: u64,
@@ -53,16 +59,16 @@ impl Waits {
             _ => (0, 0),
         };
         let (method, because) = match &profile.waits {
-            WaitMethod::Recorded { .. } => ("recorded", None),
+            WaitMethod::Recorded { .. } => (Method::Recorded, None),
             WaitMethod::Sampled { because: None } if how.tells_collections => {
                 let why = "with -gc, collections are distinguished by samples";
-                ("sampled", Some(why.to_owned()))
+                (Method::Sampled, Some(why.to_owned()))
             }
-            WaitMethod::Sampled { because } => ("sampled", because.clone()),
-            _ => ("unknown", None),
+            WaitMethod::Sampled { because } => (Method::Sampled, because.clone()),
+            _ => (Method::Unknown, None),
         };
         // Otherwise the process may be stopped, which wakes the threads that wait, and so makes two waits of one.
-        let are_recorded = matches!(profile.waits, WaitMethod::Recorded { .. });
+        let are_recorded = method == Method::Recorded;
         let is_counted = are_recorded && how.is_off_cpu;
         let sum = |number: fn(&WaitTimes) -> u64| {
             let numbers = waits().filter_map(|it| it.waits.as_ref()).map(number);
@@ -77,7 +83,6 @@ impl Waits {
         let unseen: Duration = unseen.map(|it| it.time).sum();
         Waits {
             method,
-            are_recorded,
             because,
             lost_records,
             unrecorded_processors,
@@ -100,7 +105,7 @@ impl Waits {
     }
 
     pub(super) fn plain(&self) -> String {
-        if !self.are_recorded {
+        if self.method != Method::Recorded {
             let why = self.because.as_deref().unwrap_or("-");
             return format!("waits sampled error {:.3} {why}\n", self.error_seconds);
         }
@@ -123,7 +128,7 @@ impl Waits {
 
     /// A sentence below a table.
     pub(super) fn sentence(&self) -> String {
-        if !self.are_recorded {
+        if self.method != Method::Recorded {
             let (seconds, error) = (self.seconds, self.error_seconds);
             let why = self.because.iter().map(|why| format!("; {why}"));
             let why: String = why.collect();
