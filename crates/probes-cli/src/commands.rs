@@ -25,6 +25,7 @@ mod observe_loop;
 mod observed_processes;
 mod open_target;
 mod opened_events;
+mod other_keys;
 mod process_failures;
 mod profile;
 mod program_with_events;

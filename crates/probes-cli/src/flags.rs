@@ -1,6 +1,7 @@
 //! Groups of flags that several commands share: how each is typed, and what it means.
 
 mod actions;
+mod call_arguments;
 mod checked;
 mod counted;
 mod duration;
@@ -28,6 +29,7 @@ mod wanted_histogram;
 mod watched;
 
 pub(crate) use actions::{ActionFlags, ChangeFlags, RequestedChange};
+pub(crate) use call_arguments::CallArgumentsFlag;
 pub(crate) use checked::{Checked, Flags, each_once};
 pub(crate) use counted::{Counted, CountedFlags};
 pub(crate) use duration::{DurationFlag, duration, positive};

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::address::LiveAddr;
 use crate::error::{
     Effect, Error, ErrorKind, MemoryError, MemoryPart, ObserveError, ProbeError, ProcessError,
     Result,
@@ -584,17 +585,33 @@ impl Observer {
         &self.active.plan.functions.without_results
     }
 
+    /// Returns the sites of USDT probes whose `nop` is overwritten while they are observed, each by the name of its probe
+    /// and its address in the process. At all others, other tools, such as `bpftrace` and `perf`, can set their
+    /// breakpoints meanwhile; at these, a breakpoint would end the process.
+    ///
+    /// ```no_run
+    /// # let observer: probes_lib::Observer = unimplemented!();
+    /// for (name, address) in observer.sites_without_nop() {
+    ///     println!("do not start bpftrace at {name}, {address}");
+    /// }
+    /// ```
+    pub fn sites_without_nop(&self) -> impl Iterator<Item = (&str, LiveAddr)> {
+        let functions = self.active.plan.functions.functions.iter();
+        let without = functions.filter(|function| function.overwrites_nop());
+        without.map(|function| (&*function.wanted.name, function.wanted.address))
+    }
+
     /// Returns the functions of the process as they were when it began to be observed; `None` if no calls of functions
     /// are watched.
     pub fn functions(&self) -> Option<Arc<Functions>> {
         self.active.plan.functions.all.clone()
     }
 
-    /// Returns how many functions are watched of which it is not known how many arguments they have
+    /// Returns how many functions are watched, or have their slow calls shown, of which it is not known how many arguments they have
     /// ([`Observation::unknown_arguments`]).
     pub fn functions_of_unknown_arguments(&self) -> usize {
         let functions = self.active.plan.functions.functions.iter();
-        let watched = functions.filter_map(|function| function.watching());
+        let watched = functions.filter_map(|function| function.watching().or(function.reported()));
         watched.filter(|it| !it.is_number_known()).count()
     }
 

@@ -14,11 +14,12 @@ use super::several::{ObservationRequest, why_not_by_caller};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
 use super::untyped::warn_of_times_without_key;
+use super::watch::note_unknown_arguments;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, ForkedFlag, OutputFlags, SeccompFlag, TakeOver, TargetSelection,
-    TimedFlags, duration,
+    CallArgumentsFlag, Checked, DurationFlag, ForkedFlag, OutputFlags, SeccompFlag, TakeOver,
+    TargetSelection, TimedFlags, duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
@@ -67,10 +68,11 @@ the names comes `untrusted` or `doubtful` if that is known so far of the pair. -
 pair. If they come faster than they can be read, some are not shown; a warning says how many.
 With -fn, so is each call, as
     slow TIME THREAD NANOSECONDS NAME ARGUMENTS -> RESULT
-with the arguments as far as their number is known: ints, and of anything else its address at that
-time. If it ends with a jump to another function in tail position, there is no RESULT. With -self,
-too, it is the whole call that takes so long. With -stack, the stack follows, as it was at the STOP,
-or when the function was left, in the format of the command `stack`: N frames at most.
+with the arguments as far as their number is known, -args N of others: ints, and of anything else
+its address at that time. If it ends with a jump to another function in tail position, there is no
+RESULT. With -self, too, it is the whole call that takes so long. With -stack, the stack follows, as
+it was at the STOP, or when the function was left, in the format of the command `stack`: N frames at
+most.
 
 With several processes, of -pid and -name, the times of each pair in all of them are together;
 with -by pid, those of each process by itself, in lines that end with PID START,STOP. So are the
@@ -129,6 +131,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     timed: Checked<TimedFlags>,
     #[command(flatten)]
+    arguments: CallArgumentsFlag,
+    #[command(flatten)]
     until: DurationFlag,
     #[command(flatten)]
     forked: ForkedFlag,
@@ -150,8 +154,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(svg) = &args.svg {
         args.output.refuse_to_overwrite("-svg", svg)?;
     }
-    let output = args.output.open()?;
     let timed = &args.timed;
+    if !(timed.shows_slow_pairs() && timed.has_functions()) {
+        let refused = args.arguments.refuse_without("-over and -fn");
+        refused.map_err(|why| Failure::Usage(UsageError::new(Some("latency"), why)))?;
+    }
+    let output = args.output.open()?;
     let pids = args
         .selection
         .pids(timed.needs_probes(), &output.messages)?;
@@ -198,7 +206,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let display = display(args, &output)?;
     let active = opened.begin(
         ObservationRequest {
-            observation: timed.observation(),
+            observation: args.arguments.add_to(timed.observation()),
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
             // Slow pairs are read as long as the process is observed, and figures have to be no older.
@@ -226,6 +234,9 @@ fn display(args: &Args, output: &Output) -> Result<Display, Failure> {
 fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
     if args.timed.has_functions_or_usdt() {
         warn_of_uncounted(messages, observer, "timed");
+    }
+    if args.timed.shows_slow_pairs() {
+        note_unknown_arguments(messages, observer, args.arguments);
     }
     if args.timed.of_self() {
         warn_of_separate_stacks(messages, observer);

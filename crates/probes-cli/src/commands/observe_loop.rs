@@ -21,6 +21,7 @@ use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::progress::LongWork;
 use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
+use crate::text::join_first_few;
 
 /// How often a process is read, however seldom readings are shown. If the process exits, the last reading is all there
 /// is.
@@ -263,12 +264,24 @@ pub(super) fn observe_by(
     let observer = observer.map_err(Failure::of_process(pid))?;
     warn_of_refused_closures(messages, pid, observer.code_digest());
     messages.note(&format!("stopped {} us", observer.stopped().as_micros()));
+    note_sites_without_nop(messages, &observer);
     if is_stopped {
         messages.note(&format!(
             "process {pid} is stopped (state T): it executes nothing until `kill -CONT {pid}`"
         ));
     }
     Ok(observer)
+}
+
+/// Notes at which sites of USDT probes another tool must not begin meanwhile.
+fn note_sites_without_nop(messages: &Messages, observer: &Observer) {
+    let mut sites: Vec<&str> = observer.sites_without_nop().map(|(name, _)| name).collect();
+    sites.dedup();
+    if let Some(names) = join_first_few(&sites) {
+        messages.note(&format!(
+            "do not start bpftrace or perf meanwhile at {names}: the nop there is overwritten, and the program would crash"
+        ));
+    }
 }
 
 /// Says what is missing of a process that was observed for `lasted`, and then has exited or executed a program. `subject` says

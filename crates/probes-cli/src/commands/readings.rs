@@ -6,6 +6,7 @@ use std::time::Duration;
 use probes_lib::{ObservationReport, Observer, Target};
 
 use super::gaps::{GapWarning, Gaps};
+use super::other_keys::warn_of_other_keys;
 use super::process_failures::ProcessFailures;
 use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
@@ -175,6 +176,7 @@ impl<T> Outcome<T> {
         if self.output_was_read {
             warn(messages);
             warn_of_untyped(messages, report.only_untyped());
+            warn_of_other_keys(messages, report.of_other_keys());
         }
         self.warn_of_lead(messages);
         self.finish(messages)

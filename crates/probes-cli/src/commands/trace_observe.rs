@@ -437,7 +437,7 @@ pub(super) fn run(
             }
             if !wanted.watched_functions.is_empty() {
                 warn_of_missing_results(&output.messages, &observer);
-                note_unknown_arguments(&output.messages, &observer, wanted.calls);
+                note_unknown_arguments(&output.messages, &observer, wanted.calls.arguments());
             }
             let functions = observer.functions().map(FunctionSources::of);
             let recorder = ObservationPrinter::new(&target, wanted, functions, output, begun);

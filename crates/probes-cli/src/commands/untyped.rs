@@ -5,8 +5,8 @@ use crate::output::WarningKind;
 use crate::text::number_of;
 
 const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
-     pointer, in memory that processes share or that was mapped just now, and in processes that were forked just now; `ocaml-probes \
-     watch` shows the arguments of hits, docs/ask.md says what can be asked of which type";
+     pointer, in memory that processes share or that was mapped just now, in the last bytes before memory that is not mapped, and in \
+     processes that were forked just now; `ocaml-probes watch` shows the arguments of hits, docs/ask.md says what can be asked of which type";
 
 /// Warns that so many hits are untyped, if there are no others; `None` if there are.
 pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>) {

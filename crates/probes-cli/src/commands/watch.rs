@@ -17,9 +17,9 @@ use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    CallFlags, Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, ForkedFlag, OutputFlags,
-    PathFlags, SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags, positive,
-    refuse_fields_in_json, with_regexp_help,
+    CallArgumentsFlag, Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, ForkedFlag,
+    OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags,
+    positive, refuse_fields_in_json, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
@@ -250,14 +250,18 @@ fn say_unwatched(messages: &Messages, observer: &Observer, watched: &Watched) {
     if watched.has_functions() {
         warn_of_uncounted(messages, observer, "watched");
         warn_of_missing_results(messages, observer);
-        note_unknown_arguments(messages, observer, watched.calls());
+        note_unknown_arguments(messages, observer, watched.calls().arguments());
     }
 }
 
 /// Says of how many functions no arguments are shown, because it is not known how many they have.
-pub(super) fn note_unknown_arguments(messages: &Messages, observer: &Observer, calls: CallFlags) {
+pub(super) fn note_unknown_arguments(
+    messages: &Messages,
+    observer: &Observer,
+    arguments: CallArgumentsFlag,
+) {
     let unknown = observer.functions_of_unknown_arguments();
-    if unknown > 0 && !calls.has_args() {
+    if unknown > 0 && !arguments.is_given() {
         let functions = number_of(unknown, "function");
         let note = format!(
             "how many arguments {functions} {} is not known, and none are shown: -args N shows N",

@@ -140,7 +140,11 @@ impl Timed {
 
     /// Whether functions, or USDT probes of C and others, are timed.
     pub(crate) fn has_functions_or_usdt(&self) -> bool {
-        !self.functions.is_empty() || !self.usdt.is_empty()
+        self.has_functions() || !self.usdt.is_empty()
+    }
+
+    pub(crate) fn has_functions(&self) -> bool {
+        !self.functions.is_empty()
     }
 
     pub(crate) fn observation(&self) -> Observation {

@@ -2,6 +2,7 @@
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 
+use super::call_arguments::CallArgumentsFlag;
 use super::checked::Flags;
 use super::filter::FilterFlags;
 use super::function_selection::FunctionFlags;
@@ -9,9 +10,6 @@ use super::probe_selection::ProbeFlags;
 use super::sample::SampleFlag;
 use super::stack::{StackFlag, StackLimit};
 use super::usdt::UsdtFlags;
-
-/// The most arguments of a call that are shown.
-const MAX_ARGUMENTS: u8 = 6;
 
 // What is watched.
 #[derive(Debug, clap::Args)]
@@ -35,9 +33,8 @@ pub(crate) struct WatchedFlags {
 // What is shown of calls.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct CallFlags {
-    /// Show N arguments of functions of which it is not known how many they have
-    #[arg(long, value_name = "N", value_parser = arguments)]
-    args: Option<u8>,
+    #[command(flatten)]
+    arguments: CallArgumentsFlag,
     /// Also show the results of functions, where they return
     #[arg(long)]
     results: bool,
@@ -90,11 +87,7 @@ impl Flags for WatchedFlags {
 impl CallFlags {
     /// Returns an error if one of them is given, although what it `needs` is not.
     pub(crate) fn refuse_without(self, needs: &str) -> Result<(), String> {
-        if self.args.is_some() {
-            return Err(format!(
-                "-args needs {needs}: it is about arguments of functions"
-            ));
-        }
+        self.arguments.refuse_without(needs)?;
         if self.results {
             return Err(format!(
                 "-results needs {needs}: it shows results of functions"
@@ -122,9 +115,9 @@ impl CallFlags {
         Ok(())
     }
 
-    /// Whether `-args` is given.
-    pub(crate) fn has_args(self) -> bool {
-        self.args.is_some()
+    /// How many arguments are shown where that is not known.
+    pub(crate) fn arguments(self) -> CallArgumentsFlag {
+        self.arguments
     }
 
     /// Adds the calls of these functions to what is watched.
@@ -135,19 +128,13 @@ impl CallFlags {
     ) -> Observation {
         let functions = functions.iter().cloned();
         let observation = functions.fold(observation, Observation::watch_functions);
-        let observation = observation.unknown_arguments(self.args.unwrap_or(0).into());
+        let observation = self.arguments.add_to(observation);
         if self.results {
             observation.watch_results()
         } else {
             observation
         }
     }
-}
-
-/// Reads how many arguments are shown.
-fn arguments(typed: &str) -> Result<u8, String> {
-    let many = typed.parse().ok().filter(|many| *many <= MAX_ARGUMENTS);
-    many.ok_or_else(|| format!("\"{typed}\" is not a number from 0 to {MAX_ARGUMENTS}"))
 }
 
 impl Watched {

@@ -110,6 +110,11 @@ pub(crate) trait ReportedFigures: serde::Serialize {
     /// How many hits or calls there are, if all are untyped.
     fn only_untyped(&self) -> Option<u64>;
 
+    /// How many hits have keys that found no room.
+    fn of_other_keys(&self) -> u64 {
+        0
+    }
+
     fn text(&self, format: Format) -> Result<String, Failure>
     where
         Self: Sized,

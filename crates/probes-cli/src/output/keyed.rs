@@ -225,6 +225,11 @@ impl<'k> KeyedReport<'k> {
         (self.untyped > 0 && !are_typed).then_some(self.untyped)
     }
 
+    /// How many hits have keys that found no room.
+    pub(crate) fn of_other_keys(&self) -> u64 {
+        self.other
+    }
+
     /// How many keys there are, and what their hits add up to: `12 keys, 4711 hits, 0 other, 0 untyped`.
     pub(crate) fn sum(&self) -> (usize, String) {
         let keys = number_of(self.keys.len(), "key");

@@ -278,6 +278,10 @@ impl ReportedFigures for KeyedHistogramReport<'_> {
         let are_typed = !self.keys.is_empty() || self.other.count > 0;
         (self.untyped > 0 && !are_typed).then_some(self.untyped)
     }
+
+    fn of_other_keys(&self) -> u64 {
+        self.other.count
+    }
 }
 
 fn sum(rows: &[KeyedHistogramRow<'_>]) -> u64 {

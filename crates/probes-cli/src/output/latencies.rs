@@ -595,6 +595,10 @@ impl ReportedFigures for Latencies<'_> {
         let untyped = pairs.fold(untyped, u64::saturating_add);
         (untyped > 0 && typed == 0).then_some(untyped)
     }
+
+    fn of_other_keys(&self) -> u64 {
+        self.keyed.as_ref().map_or(0, TimesByKey::of_other_keys)
+    }
 }
 
 impl<'l> PairRow<'l> {

@@ -90,6 +90,8 @@ pub(crate) enum WarningKind {
     ProcessorsBusy,
     /// No hit has an answer: an argument does not have the type that an expression needs.
     Untyped,
+    /// Keys found no room: their hits are `other`, and the lines of other keys may lack hits.
+    OtherKeys,
 }
 
 #[derive(Serialize)]

@@ -70,7 +70,9 @@ fn more_keys_than_room_add_up() {
             let pid = target.pid();
             let tool = counting("-fn Calls.leaf -by arg0*-1 -json", pid);
             target.ask(&format!("run {threads} 100000"), "calls");
-            let json = object(&tool.end().answer());
+            let run = tool.end();
+            assert!(run.stderr.contains("found no room"), "{run:?}");
+            let json = object(&run.stdout);
             let (found, most) = (integers(&json), leaves(threads, 100_000));
             assert!(found.len() > 3000, "{}", found.len());
             for (key, hits) in &found {

@@ -277,6 +277,10 @@ fn slow_calls_of_c_have_results() {
         };
         let tails: Vec<Option<i64>> = (0..50).map(|it| (it & 1 == 0).then_some(it ^ 4)).collect();
         assert_eq!(results("tail"), tails);
+        // Without debugging information, it is not known how many arguments they have.
+        let (calls, _, counts) = slow_calls(&mut target, "tail -args 1", command);
+        let tails: Vec<_> = (0..50).map(Some).zip(tails).collect();
+        assert_eq!(values(&calls, &counts, "tail"), tails);
         let deep: Vec<Option<i64>> = [1, 3, 6, 10, 15, 21].map(Some).repeat(50);
         assert_eq!(results("deep"), deep);
         assert_eq!(results("leaf").len(), 275);

@@ -47,7 +47,13 @@ fn arguments_of_every_form_are_shown() {
             let tool = observing("watch", &flags, pid);
             target.ask(&format!("form {threads} {rounds}"), "formed");
             let watched = tool.end();
-            assert_eq!(watched.stderr, "");
+            // Some sites of `x87`, and of `forms` in the one program, have their nop overwritten, because the instructions behind it
+            // cannot be replaced.
+            let note = "do not start bpftrace or perf meanwhile at ";
+            let mut lines = watched.stderr.lines();
+            assert!(lines.all(|line| line.starts_with(note)));
+            let has_note = watched.stderr.contains("x87:stack in x87_round");
+            assert_eq!(has_note, providers.contains(&"x87"));
             let mut shown: Vec<String> = watched.stdout.lines().map(without_addresses).collect();
             shown.sort();
             let each = (1..=rounds).flat_map(|number| {

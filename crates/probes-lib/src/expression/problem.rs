@@ -312,6 +312,10 @@ fn suggested(near: &[String]) -> String {
 
 fn suggested_name(near: &[String], name: &str, arguments: &str) -> String {
     match near {
+        // No argument is called so.
+        _ if name == "pid" => {
+            "-by 'pid,EXPR' has it as a key, alone; it has no value in an expression".to_owned()
+        }
         [] if arguments.is_empty() => format!(
             "text is \"{name}\", in quotes, and arguments without a name are arg0, arg1, ..."
         ),

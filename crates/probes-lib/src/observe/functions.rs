@@ -376,6 +376,17 @@ impl ObservedFunction {
         })
     }
 
+    /// Whether it is a site of a USDT probe whose `nop` is overwritten: a breakpoint that another tool sets there
+    /// meanwhile would be in the middle of our jump.
+    pub(crate) fn overwrites_nop(&self) -> bool {
+        let nop = self.wanted.address;
+        self.wanted.is_usdt
+            && self.patches().any(|patch| {
+                let at = self.bias.live(patch.site.address());
+                (at..LiveAddr(at.0 + patch.len as u64)).contains(&nop)
+            })
+    }
+
     fn patches(&self) -> impl Iterator<Item = &Candidate> {
         let exits = self.timing.iter().flat_map(|timing| &timing.exits);
         [&self.best].into_iter().chain(exits).chain(&self.ends)
@@ -389,6 +400,11 @@ impl ObservedFunction {
     /// Returns how its calls are recorded, if they are.
     pub(crate) fn watching(&self) -> Option<&Watching> {
         self.watching.as_ref()
+    }
+
+    /// Returns what is recorded of its slow calls, if they are reported.
+    pub(crate) fn reported(&self) -> Option<&Watching> {
+        self.timing.as_ref()?.reported.as_ref()
     }
 
     /// Returns which of its calls are counted, recorded or timed; `None`: all.

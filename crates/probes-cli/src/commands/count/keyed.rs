@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use probes_lib::{Functions, ObservationReport, Observer, Target};
 
+use crate::commands::other_keys::warn_of_other_keys;
 use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings};
 use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
@@ -67,6 +68,7 @@ impl<'o> KeyedCounting<'o> {
         output.sum_up(messages, many, || sum);
         if outcome.output_was_read {
             warn_of_untyped(messages, total.only_untyped());
+            warn_of_other_keys(messages, total.of_other_keys());
         }
         outcome.warn_of_lead(messages);
         outcome.finish(messages)

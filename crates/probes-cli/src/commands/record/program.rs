@@ -148,7 +148,7 @@ fn observed(
             if args.recorded.has_functions() {
                 warn_of_uncounted_from_start(messages, &observer, "recorded");
                 warn_of_missing_exits(messages, &observer);
-                note_unknown_arguments(messages, &observer, args.recorded.calls());
+                note_unknown_arguments(messages, &observer, args.recorded.calls().arguments());
             }
             let target = observer.target().clone();
             let recorder = ProgramRecorder {

@@ -181,7 +181,11 @@ impl<'r> Recording<'r> {
         if recorded.has_functions() {
             warn_of_uncounted(&output.messages, active.observer(), "recorded");
             warn_of_missing_exits(&output.messages, active.observer());
-            note_unknown_arguments(&output.messages, active.observer(), recorded.calls());
+            note_unknown_arguments(
+                &output.messages,
+                active.observer(),
+                recorded.calls().arguments(),
+            );
         }
         let switches_on = active.observer().switches_events_on();
         let mut are_awaited = recorded.gc;

@@ -110,6 +110,11 @@ impl<'l> TimesByKey<'l> {
         (untyped > 0 && !have_keys).then_some(untyped)
     }
 
+    /// How many times have keys that found no room.
+    pub(super) fn of_other_keys(&self) -> u64 {
+        self.other.summary.count
+    }
+
     /// The keys that are shown; and, if others are not, how many times these have, and how many keys they are.
     fn shown(&self) -> (&[TimesOfKey<'l>], Option<(u64, String)>) {
         let (shown, hidden) = self.keys.split_at(self.shown.min(self.keys.len()));

@@ -1,0 +1,40 @@
+//! `-args N`: how many arguments are shown of functions of which it is not known how many they have.
+
+use probes_lib::Observation;
+
+/// The most arguments of a call that are shown.
+const MAX_ARGUMENTS: u8 = 6;
+
+// How many unknown arguments are shown.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct CallArgumentsFlag {
+    /// Show N arguments of functions with an unknown number of them
+    #[arg(long, value_name = "N", value_parser = arguments)]
+    args: Option<u8>,
+}
+
+impl CallArgumentsFlag {
+    /// Returns an error if it is given, although what it `needs` is not.
+    pub(crate) fn refuse_without(self, needs: &str) -> Result<(), String> {
+        match self.args {
+            None => Ok(()),
+            Some(_) => Err(format!(
+                "-args needs {needs}: it is about arguments of functions"
+            )),
+        }
+    }
+
+    pub(crate) fn is_given(self) -> bool {
+        self.args.is_some()
+    }
+
+    pub(crate) fn add_to(self, observation: Observation) -> Observation {
+        observation.unknown_arguments(self.args.unwrap_or(0).into())
+    }
+}
+
+/// Reads how many arguments are shown.
+fn arguments(typed: &str) -> Result<u8, String> {
+    let many = typed.parse().ok().filter(|many| *many <= MAX_ARGUMENTS);
+    many.ok_or_else(|| format!("\"{typed}\" is not a number from 0 to {MAX_ARGUMENTS}"))
+}
