@@ -4,7 +4,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use probes_lib::{Effect, Error, ErrorKind, FileError, ObserveError, ProcessError};
@@ -69,6 +69,16 @@ impl Failure {
     /// The library's error about a process.
     pub(crate) fn of_process(pid: i32) -> impl Fn(Error) -> Failure {
         move |error| Failure::Target(CommandTarget::Process(pid), error)
+    }
+
+    /// The same about a program that is started.
+    pub(crate) fn of_program(program: &Path) -> impl Fn(Error) -> Failure {
+        move |error| Failure::Target(CommandTarget::Program(program.to_owned()), error)
+    }
+
+    /// We cannot wait for the program that we have started.
+    pub(crate) fn of_waiting(source: io::Error) -> Failure {
+        Failure::System("wait for the program", source)
     }
 
     /// The same for a process that `attach` was to change.
@@ -147,6 +157,9 @@ impl Failure {
             Failure::Target(operand, error) => hint::of(error, operand),
             // It is about no process.
             Failure::Survey(error) => hint::of(error, &CommandTarget::Process(0)),
+            Failure::NotUndone(error, hint) if error.is_transient() => Some(format!(
+                "once no other tool traces, stops or updates it, {hint}; with -live, at once"
+            )),
             Failure::NotUndone(_, hint) => Some(hint.clone()),
             Failure::NotRemoved(pid, error) => Some(format!(
                 "`{}ocaml-probes observe -clean -pid {pid}` removes the observation",
@@ -279,6 +292,10 @@ fn reason(error: &io::Error) -> String {
         .unwrap_or_default()
         .to_owned()
 }
+
+/// What may have become of a process of which no more runtime events can be read.
+pub(crate) const NO_MORE_EVENTS: &str =
+    "has exited, has executed a new program, or writes no more events";
 
 /// What has become of a process in which there is nothing left to undo: it has exited, or executed a new
 /// program.

@@ -55,6 +55,7 @@ pub(crate) use target_selection::{OneProcess, TargetSelection, comm, pid, progra
 pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, UsdtFlags, provider, usdt_name};
 pub(crate) use wanted_histogram::{
-    HistogramFlags, HistogramSource, HistogramSourceFlags, LATENCY_COMMAND, WantedHistogram,
+    HistogramFlags, HistogramSource, HistogramSourceFlags, LATENCY_COMMAND, NEEDS_OF,
+    WantedHistogram,
 };
 pub(crate) use watched::{CallFlags, Watched, WatchedFlags};

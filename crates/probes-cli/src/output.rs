@@ -20,6 +20,7 @@ mod message;
 mod paths;
 mod plain;
 mod profiles;
+mod quantiles;
 mod recorded;
 mod refused;
 mod released;

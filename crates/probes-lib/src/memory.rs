@@ -8,7 +8,7 @@ use crate::address::LiveAddr;
 /// Memory that can be read.
 pub(crate) trait ReadMemory {
     /// Fills `bytes` from `at`. An error of kind [`io::ErrorKind::UnexpectedEof`] means that the
-    /// address space is gone: the process has exited or executed another program.
+    /// address space is gone: the process has exited or executed a new program.
     fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()>;
 
     /// Fills each buffer from its address. An error comes with the address that could not be read.

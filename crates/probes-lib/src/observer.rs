@@ -425,7 +425,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// If the process has exited or executed another program; if another observer has replaced this one
+    /// If the process has exited or executed a new program; if another observer has replaced this one
     /// ([`ObserveError::Replaced`]), or it has been removed ([`ObserveError::Removed`]).
     pub fn check(&self) -> Result<()> {
         self.refuse_removed()?;
@@ -442,7 +442,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// If the process has exited or executed another program; if it could not create the file of its events any more
+    /// If the process has exited or executed a new program; if it could not create the file of its events any more
     /// ([`RuntimeEventsError::CannotSwitchOn`](crate::RuntimeEventsError::CannotSwitchOn)), or the disk is nearly full
     /// ([`RuntimeEventsError::NoRoom`](crate::RuntimeEventsError::NoRoom)). Then the observation is to be removed.
     pub fn events_are_on(&self) -> Result<bool> {
@@ -494,7 +494,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// If the process has exited or executed another program; if another observer has replaced this one
+    /// If the process has exited or executed a new program; if another observer has replaced this one
     /// ([`ObserveError::Replaced`]), or it has been removed ([`ObserveError::Removed`]). If the program was
     /// launched to be observed, only if this observer has been removed: until then, what was recorded is still there.
     pub fn counts(&self) -> Result<Counts> {
@@ -793,7 +793,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// - The process has exited or executed another program.
+    /// - The process has exited or executed a new program.
     /// - It cannot be stopped, or another update is in progress. Then it stays observed, nothing is
     ///   dropped, and this can be called again.
     /// - Another observer has replaced this one ([`ObserveError::Replaced`]), or this one has been

@@ -355,7 +355,7 @@ impl Stacks {
     ///
     /// # Errors
     ///
-    /// If the process has exited, or executed another program, or may not be read.
+    /// If the process has exited, or executed a new program, or may not be read.
     pub fn read(&mut self, is_live: bool) -> Result<StackReport> {
         let mut readings = Vec::new();
         let tids = self.process.threads().and_then(|mut list| list.read());
@@ -642,7 +642,7 @@ impl Stacks {
         &self.process
     }
 
-    /// Returns whether the process has executed another program.
+    /// Returns whether the process has executed a new program.
     pub(crate) fn has_executed(&self) -> bool {
         matches!(self.memory.random_bytes(&self.process), Ok(None)) && !self.process.has_exited()
     }

@@ -210,7 +210,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// If the process has exited or executed another program, keeps changing, or its memory cannot be read.
+    /// If the process has exited or executed a new program, keeps changing, or its memory cannot be read.
     pub fn states(&self) -> Result<ProbeStates> {
         let reader = StatesReader {
             opened: &self.opened,
@@ -231,7 +231,7 @@ impl Target {
     ///
     /// # Errors
     ///
-    /// If the process has exited or executed another program, or its memory cannot be read.
+    /// If the process has exited or executed a new program, or its memory cannot be read.
     pub fn code_digest(&self, states: &ProbeStates) -> Result<CodeDigest> {
         let image = self.opened.image();
         let Some(reader) = DigestReader::of(self.opened.process(), &image) else {

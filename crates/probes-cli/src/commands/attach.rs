@@ -33,8 +33,8 @@ cannot be stopped: under a debugger, or busy in the kernel.
 With -for, the command waits that long, or until Ctrl-C, SIGTERM, SIGHUP or SIGQUIT (unless they
 were ignored from the start, as by nohup), and then subtracts from each counter what it has added;
 what others have changed meanwhile stays. It prints what was undone. If the command is killed before
-that, `info` says so, and `attach -release-dead` of the same user or root gives back what it had
-added, and prints these changes in the same way; what living commands hold stays.
+that, `info` shows what it still holds, and `attach -release-dead`, run by the same user or root,
+undoes and prints it; what running commands hold stays.
 
 With -follow, the command goes on tracing the processes, what they start, and the programs that
 these execute, until all have exited, or until one of these signals; it does not undo its changes.
@@ -111,7 +111,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     let targets = open(args, &pids, &mut failures)?;
     if targets.is_empty() {
-        // All have exited that were selected by name.
+        // All processes that were selected by name have exited.
         return output.begin();
     }
     for target in &targets {
@@ -133,7 +133,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     output.begin()
 }
 
-/// Changes every process; returns what failed of the printing.
+/// Changes every process; returns what could not be printed.
 fn change(
     args: &Args,
     output: &Output,
@@ -141,16 +141,16 @@ fn change(
     actions: &Actions,
     failures: &mut ProcessFailures,
 ) -> StepFailures {
-    let mut printed = StepFailures::default();
+    let mut unprinted = StepFailures::default();
     for target in targets {
         let report = target.update_with(actions, args.options());
         let pid = target.pid();
         let failure = Failure::of_attached(pid);
         if let Some(report) = failures.record_unless_exited(&args.selection, pid, report, failure) {
-            printed.add(print(output, &report, failures));
+            unprinted.add(print(output, &report, failures));
         }
     }
-    printed
+    unprinted
 }
 
 /// Changes every process, and undoes that when the time is over or a signal comes.
@@ -186,7 +186,7 @@ fn change_for(
     let mut steps = StepFailures::default();
     if changed.is_empty() {
         if !failures.are_of_all() {
-            messages.note("nothing was changed, and there is nothing to undo");
+            messages.note("nothing was changed: -for has nothing to undo, and does not wait");
         }
         steps.add(printed);
         return Ok(steps);
@@ -247,7 +247,7 @@ fn wait(
     messages: &Messages,
 ) -> Result<(), Failure> {
     messages.note(&format!(
-        "the changes are undone in {}, or on Ctrl-C",
+        "the changes will be undone in {}, or on Ctrl-C",
         humantime::format_duration(duration)
     ));
     match signals.wait(changed.iter().map(|(target, _)| *target), duration)? {

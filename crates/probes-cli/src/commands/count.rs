@@ -8,7 +8,7 @@ use std::mem::take;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::{Counts, Functions, ObservationReport, Observer, Target};
+use probes_lib::{Counts, ObservationReport, Observer, Target};
 
 use super::observed_processes::{ObservedProcesses, OpenedProcesses};
 use super::open_target::sources;
@@ -277,14 +277,12 @@ impl<'t> Counting<'t> {
         is_redrawn: bool,
     ) -> Counting<'t> {
         let sources = args.sites.then(|| sources(target));
-        // If it has exited meanwhile, their source lines are not known.
-        let functions = (args.sites && counted.has_functions())
-            .then(|| Functions::of_process(target.pid()).ok())
-            .flatten();
+        let shows_functions = args.sites && counted.has_functions();
+        let function_sources = shows_functions.then(|| FunctionSources::of_process(target.pid()));
         let detail = Detail {
             sites: args.sites,
             sources: sources.unwrap_or_default(),
-            function_sources: functions.map(FunctionSources::of).unwrap_or_default(),
+            function_sources: function_sources.unwrap_or_default(),
             paths: args.paths.form(),
         };
         Counting {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::Target;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, NO_MORE_EVENTS};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{LostWords, WarningKind};
@@ -60,9 +60,7 @@ impl EventsEnd {
     /// (`was_started`), that is expected, and nothing is said.
     pub(super) fn note(&self, was_started: bool, messages: &Messages) {
         if let (EventsEnd::NotWritten, false) = (self, was_started) {
-            messages.note(
-                "the process has exited, has executed another program, or writes no more events",
-            );
+            messages.note(&format!("the process {NO_MORE_EVENTS}"));
         }
     }
 }

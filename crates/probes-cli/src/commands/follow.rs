@@ -11,7 +11,6 @@ use super::changes;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::hint::CommandTarget;
 use crate::messages::Messages;
 use crate::output::{Update, WarningKind};
 use crate::signals::{TerminationSignals, block_all};
@@ -78,10 +77,7 @@ pub(super) fn follow_launched(
         Ok(follow) => stop_if_interrupted(signals, follow)?,
         Err(error) => {
             // Printed now: afterwards, the other process, the parent of the program, receives the error and exits.
-            messages.failure(&Failure::Target(
-                CommandTarget::Program(program.to_owned()),
-                error,
-            ));
+            messages.failure(&Failure::of_program(program)(error));
             return Ok(ExitCode::FAILURE);
         }
     };

@@ -25,7 +25,7 @@ const REST: u32 = 20;
 #[derive(Default)]
 pub(super) struct ForkedProcesses {
     /// Those that are, or were, observed by themselves, or could not be.
-    by_themselves: HashSet<i32>,
+    observed_separately: HashSet<i32>,
     /// Those whose hits the observation of another one records.
     recorded: Vec<ForkedProcess>,
     /// The observed ones that have exited, and were looked at since: their pids.
@@ -78,7 +78,12 @@ impl ForkedProcesses {
         let known = std::mem::take(&mut self.recorded);
         let are_known: HashSet<i32> = known.iter().map(|it| it.pid).collect();
         let given = observed.iter().map(|it| it.target.pid());
-        let mut skipped: HashSet<i32> = self.by_themselves.iter().copied().chain(given).collect();
+        let mut skipped: HashSet<i32> = self
+            .observed_separately
+            .iter()
+            .copied()
+            .chain(given)
+            .collect();
         for process in observed.iter().filter(|it| it.has_exited()) {
             // The kernel may give its pid to another one.
             skipped.remove(&process.target.pid());
@@ -129,7 +134,8 @@ impl ForkedProcesses {
             }
         }
         found.retain(|it| skipped.insert(it.pid));
-        self.by_themselves.extend(found.iter().map(|it| it.pid));
+        self.observed_separately
+            .extend(found.iter().map(|it| it.pid));
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
         found
     }
@@ -151,8 +157,8 @@ impl ForkedProcesses {
     }
 
     /// Those that are, or were, observed by themselves, or could not be.
-    pub(super) fn by_themselves(&self) -> &HashSet<i32> {
-        &self.by_themselves
+    pub(super) fn observed_separately(&self) -> &HashSet<i32> {
+        &self.observed_separately
     }
 }
 

@@ -16,8 +16,8 @@ pub(super) struct Gaps {
     /// One for each observed process, as is `forked`.
     discarded: Vec<DiscardedPatches>,
     forked: Vec<ForkedChildren>,
-    /// Those of them that are observed by themselves.
-    by_themselves: HashSet<i32>,
+    /// The pids of forked processes that have an observation of their own.
+    observed_separately: HashSet<i32>,
     loaded_later: Vec<PathBuf>,
 }
 
@@ -37,17 +37,17 @@ impl Gaps {
         gaps
     }
 
-    /// The same, but for these forked processes, which are observed by themselves.
-    pub(super) fn but_of_forked(self, by_themselves: &HashSet<i32>) -> Gaps {
+    /// The same, but for these forked processes, which have an observation of their own.
+    pub(super) fn without_separate(self, observed_separately: &HashSet<i32>) -> Gaps {
         Gaps {
-            by_themselves: by_themselves.clone(),
+            observed_separately: observed_separately.clone(),
             ..self
         }
     }
 
     /// How many sites and functions record nothing any more.
-    fn sites(&self) -> usize {
-        self.discarded.iter().map(DiscardedPatches::sites).sum()
+    fn discarded_patches(&self) -> usize {
+        self.discarded.iter().map(DiscardedPatches::patches).sum()
     }
 
     fn discarded_cautions(&self) -> impl Iterator<Item = String> {
@@ -56,7 +56,7 @@ impl Gaps {
 
     fn forked_cautions(&self) -> impl Iterator<Item = String> {
         let of_each = self.forked.iter();
-        of_each.filter_map(|forked| forked_caution(forked, &self.by_themselves))
+        of_each.filter_map(|forked| forked_caution(forked, &self.observed_separately))
     }
 
     /// Why figures are wrong, if any are.
@@ -71,8 +71,8 @@ impl Gaps {
 /// Warns of gaps that have been found since the last warning.
 #[derive(Debug, Default)]
 pub(super) struct GapWarning {
-    /// How many discarded sites the last warning was about.
-    sites: usize,
+    /// How many discarded patches the last warning was about.
+    patches: usize,
     /// Whether a warning was about forked processes. One is enough: a server may fork a process for each request.
     of_forked: bool,
     /// How many files that were loaded later have been named.
@@ -96,15 +96,15 @@ impl GapWarning {
                 messages.warning(
                     WarningKind::Forked,
                     &caution,
-                    "such a process can be observed by itself, by its pid, and all of them by the commands with -follow; the hits \
-                     of a program that `trace` starts include those of all processes that it forks",
+                    "`-pid CHILD` observes one of them, and -follow all of them; a program that `trace` starts is observed with all \
+                     processes that it forks",
                 );
             }
         }
-        if gaps.sites() <= self.sites {
+        if gaps.discarded_patches() <= self.patches {
             return;
         }
-        self.sites = gaps.sites();
+        self.patches = gaps.discarded_patches();
         for caution in gaps.discarded_cautions() {
             messages.warning(
                 WarningKind::Discarded,
@@ -123,16 +123,16 @@ fn loaded_caution(files: &[PathBuf]) -> Option<String> {
     let them = if files.len() == 1 { "it" } else { "them" };
     let names = join_first_few(&names)?;
     Some(format!(
-        "functions of {names} that were asked for are not observed: the process has loaded {them} since"
+        "functions in {names} are not observed: the process has loaded {them} since the observation began"
     ))
 }
 
 /// Says which forked processes something is missing of.
-fn forked_caution(forked: &ForkedChildren, by_themselves: &HashSet<i32>) -> Option<String> {
+fn forked_caution(forked: &ForkedChildren, observed_separately: &HashSet<i32>) -> Option<String> {
     let pids = forked
         .pids()
         .iter()
-        .filter(|pid| !by_themselves.contains(pid));
+        .filter(|pid| !observed_separately.contains(pid));
     let pids: Vec<String> = pids.map(|pid| format!("pid {pid}")).collect();
     let pids: Vec<&str> = pids.iter().map(String::as_str).collect();
     let what = if forked.are_recorded() {
@@ -152,7 +152,7 @@ fn discarded_caution(discarded: &DiscardedPatches) -> Option<String> {
     let names = join_first_few(&names)?;
     let functions = discarded.functions().count();
     let numbers = [
-        (discarded.sites() - functions, "site"),
+        (discarded.patches() - functions, "site"),
         (functions, "function"),
     ];
     let numbers = numbers.into_iter().filter(|(number, _)| *number > 0);
@@ -161,7 +161,7 @@ fn discarded_caution(discarded: &DiscardedPatches) -> Option<String> {
         .collect();
     let patches = numbers.join(" and ");
     Some(format!(
-        "the figures of {names} are too low: the process has discarded the patches of {patches}, which \
-         record nothing any more"
+        "the figures of {names} are too low: the process has discarded the patches of {patches}, where no more hits are \
+         recorded"
     ))
 }

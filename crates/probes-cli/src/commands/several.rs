@@ -321,7 +321,7 @@ impl<'o> SeveralObservations<'o> {
         let observers = self.each.iter().map(|one| &one.observer);
         match &self.forked {
             None => Gaps::of_all(observers),
-            Some(forked) => Gaps::of_all(observers).but_of_forked(forked.by_themselves()),
+            Some(forked) => Gaps::of_all(observers).without_separate(forked.observed_separately()),
         }
     }
 
@@ -444,7 +444,7 @@ impl<'o> SeveralObservations<'o> {
 fn gaps_but(forked: &Option<ForkedProcesses>, observer: &Observer) -> Gaps {
     match forked {
         None => Gaps::of(observer),
-        Some(forked) => Gaps::of(observer).but_of_forked(forked.by_themselves()),
+        Some(forked) => Gaps::of(observer).without_separate(forked.observed_separately()),
     }
 }
 

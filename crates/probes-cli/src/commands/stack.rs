@@ -20,8 +20,7 @@ and then its frames, the innermost first, `-` for what is not known:
 ROLE is main, domain, systhread, tick (has systhreads take turns), backup (of a domain) or other,
 STATE running, blocked, waiting or stopped, STACK complete, guessed, cut or unread. In OCaml 5
     domain 3
-follows if it can be told which domain a thread belongs to (0 is that of the main thread), and of a
-blocked thread
+follows if the domain of the thread is known (0 is that of the main thread), and of a blocked thread
     waits for file descriptor 5 (/tmp/fifo)
 if the system call says. A stack is complete if it reaches to the code that the thread began with;
 if it is cut, its last line says why; if it is guessed, a frame was found by searching the stack,

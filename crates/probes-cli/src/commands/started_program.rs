@@ -12,7 +12,6 @@ use nix::unistd::Pid;
 use probes_lib::{Effect, Target, check_proc};
 
 use crate::failure::Failure;
-use crate::hint::CommandTarget;
 use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
 
 /// A program that was started.
@@ -27,8 +26,7 @@ impl StartedProgram {
     ) -> Result<StartedProgram, Failure> {
         // Of a program that runs then, nothing could be read.
         let checked = check_proc().map_err(|error| error.with_effect_if_none(Effect::NotStarted));
-        checked
-            .map_err(|error| Failure::Target(CommandTarget::Program(program.to_owned()), error))?;
+        checked.map_err(Failure::of_program(program))?;
         let mut command = Command::new(program);
         command.args(arguments).envs(variables);
         let child = command.spawn();
@@ -57,7 +55,7 @@ impl StartedProgram {
     pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
         self.pass_signals_on_until_exit();
         let status = self.0.wait();
-        let status = status.map_err(|source| Failure::System("wait for the program", source))?;
+        let status = status.map_err(Failure::of_waiting)?;
         let code = status.code().or(status.signal().map(|signal| 128 + signal));
         let status = code.unwrap_or(1) as u8;
         Ok(ExitCode::from(status.max((!is_complete).into())))

@@ -14,7 +14,7 @@ use std::io::{self, IsTerminal, stdin, stdout};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Functions, Latency, Observation, Target};
+use probes_lib::{Latency, Observation, Target};
 
 use self::collector::{CollectorEvents, FoundCollector};
 use self::inputs::{End, Input, Inputs, Stop, stop};
@@ -248,14 +248,14 @@ fn undo(
             messages.with_pid(pid)
         }
     };
-    let by_themselves = sessions.by_themselves();
+    let observed_separately = sessions.observed_separately();
     let mut gone = Vec::new();
     for session in sessions.each_mut() {
         let pid = session.pid();
         let messages = &messages_of(pid);
         let undone = undo_one(session, leaves_figures, signals, messages);
         if let Some(gaps) = session.gaps() {
-            let gaps = gaps.but_of_forked(&by_themselves);
+            let gaps = gaps.without_separate(&observed_separately);
             GapWarning::default().update(messages, &gaps);
         }
         match undone {
@@ -287,7 +287,7 @@ fn undo(
     Ok(())
 }
 
-/// The same of one process; returns whether it has exited or executed another program.
+/// The same of one process; returns whether it has exited or executed a new program.
 fn undo_one(
     session: &mut Session,
     leaves_figures: bool,
@@ -355,13 +355,11 @@ impl<'l> TopView<'l> {
         let rows = probes.iter().map(String::as_str);
         let of_functions = functions.iter().map(|(name, at)| (name.as_str(), *at));
         let mut model = Model::new(rows, of_functions);
-        // If it has exited meanwhile, source lines are not known.
         let processes_of_rows = sessions.processes();
         let first = processes_of_rows
             .first()
             .filter(|_| args.counted.has_functions());
-        let sources = first.and_then(|(pid, _)| Functions::of_process(*pid).ok());
-        let sources = sources.map(FunctionSources::of);
+        let sources = first.map(|(pid, _)| FunctionSources::of_process(*pid));
         let found = match targets {
             [target] => CollectorEvents::find(target),
             _ => FoundCollector::Nothing,

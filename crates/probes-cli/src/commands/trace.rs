@@ -14,7 +14,6 @@ use super::wait::Wait;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{ActionFlags, Checked, OutputFlags, refuse_fields_in_json, with_regexp_help};
-use crate::hint::CommandTarget;
 
 const HELP: &str = "\
 Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in
@@ -111,7 +110,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     let mut launch = Launch::new(command).actions(args.actions());
     // Called before the program is started, because preparing may fail.
-    let prepare = || Wait::prepare().map_err(wait_failure);
+    let prepare = || Wait::prepare().map_err(Failure::of_waiting);
     if args.observe.observes_anything() {
         let (launch, wait) = (launch.attended(), prepare()?);
         let (observed, directory) = (&args.observe, directory.as_ref());
@@ -125,7 +124,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
     if args.follow {
         return start_followed(launch, wait, output, &args.prog);
     }
-    let launched = launch.spawn().map_err(of_program(&args.prog))?;
+    let launched = launch.spawn().map_err(Failure::of_program(&args.prog))?;
     let printed = print_started(output, &args.prog, launched.report());
     let Some(wait) = wait else {
         // The program is detached: it runs on when we have exited.
@@ -137,7 +136,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
             output.messages.failure(&failure);
         }
     }
-    let status = wait.until_exit(launched).map_err(wait_failure)?;
+    let status = wait.until_exit(launched).map_err(Failure::of_waiting)?;
     Ok(ExitCode::from(status))
 }
 
@@ -148,7 +147,7 @@ fn start_followed(
     output: &Output,
     program: &Path,
 ) -> Result<ExitCode, Failure> {
-    let starter = match launch.split().map_err(of_program(program))? {
+    let starter = match launch.split().map_err(Failure::of_program(program))? {
         Split::Starter(starter) => starter,
         Split::Follower(follower) => {
             return follow::follow_launched(follower, output, program);
@@ -158,23 +157,15 @@ fn start_followed(
     output
         .messages
         .step(format_args!("process {follower} follows the program"));
-    let Some(launched) = starter.spawn().map_err(of_program(program))? else {
+    let Some(launched) = starter.spawn().map_err(Failure::of_program(program))? else {
         // The other process has said why.
         return Ok(ExitCode::FAILURE);
     };
     match wait {
         Some(wait) => {
-            let status = wait.until_exit(launched).map_err(wait_failure)?;
+            let status = wait.until_exit(launched).map_err(Failure::of_waiting)?;
             Ok(ExitCode::from(status))
         }
         None => Ok(ExitCode::SUCCESS),
     }
-}
-
-fn of_program(program: &Path) -> impl Fn(probes_lib::Error) -> Failure {
-    move |error| Failure::Target(CommandTarget::Program(program.to_owned()), error)
-}
-
-fn wait_failure(source: std::io::Error) -> Failure {
-    Failure::System("wait for the program", source)
 }

@@ -2,6 +2,7 @@
 
 use std::mem::take;
 use std::path::Path;
+use std::slice;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
 use super::observe_loop::{self, warn_of_still_mapped};
 use super::open_target::sources;
+use super::other_keys::warn_of_other_keys;
 use super::program_with_events::EventsDirectory;
 use super::slow_pairs::PendingSlowPairs;
 use super::step_failures::{StepFailures, report_failures};
@@ -27,10 +29,10 @@ use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
 use crate::flags::{
     CallFlags, Checked, CountedBy, FieldFlags, FilterFlags, Flags, FunctionOrCollectorFlags,
-    HistogramFlags, KeyFlags, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags,
-    WantedHistogram, by_name, each_once, pair, probe_name,
+    HistogramFlags, KeyFlags, NEEDS_OF, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag,
+    UsdtFlags, WantedHistogram, by_name, each_once, pair, probe_name,
 };
-use crate::hint::CommandTarget;
+use crate::messages::Messages;
 use crate::output::{
     self, CountReport, Detail, Field, FunctionSources, HistogramReading, Histograms, Hits,
     KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion, KeyedReading, KeyedReport,
@@ -142,7 +144,7 @@ pub(super) struct ProgramObservation {
     by: Option<CountedBy>,
     /// Which hits are counted and shown.
     filter: FilterFlags,
-    /// If there are none, all probes are counted.
+    /// The functions that are counted; without any, `-count` counts all probes.
     functions: Vec<FunctionSelector>,
     timed_functions: Vec<FunctionSelector>,
     pairs: Vec<Pair>,
@@ -176,7 +178,7 @@ impl Flags for ObserveFlags {
         self.calls
             .refuse_results_of_some(&self.filter, self.sample)?;
         let (mut functions, reports_collector) = self.functions.check()?;
-        let has_calls = !functions.is_empty();
+        let has_functions = !functions.is_empty();
         let usdt = self.usdt.selectors()?;
         if uses.times && !usdt.is_empty() {
             return Err("-usdt needs -count, -watch or -hist: its probes are not timed".to_owned());
@@ -188,7 +190,7 @@ impl Flags for ObserveFlags {
             uses.refuse_none()?;
         }
         uses.refuse_several()?;
-        if !uses.watches || !has_calls {
+        if !uses.watches || !has_functions {
             self.calls.refuse_without("-watch -fn")?;
         }
         let functions_if = |is_chosen: bool| {
@@ -285,7 +287,7 @@ impl ObserveFlags {
             );
         }
         if !self.hist.is_empty() && histogram.is_none() {
-            return Err("-hist needs -of EXPR: what of each hit, such as arg0".to_owned());
+            return Err(format!("-hist {NEEDS_OF}"));
         }
         self.histogram
             .refuse_times("`trace -latency START,STOP` (or `-latency -fn GLOBS`)")?;
@@ -306,7 +308,7 @@ struct FunctionUses {
 }
 
 impl FunctionUses {
-    /// Refuses uses other than counting, without which no functions need to be selected.
+    /// Without functions, refuses each use but -count, which then counts all probes.
     fn refuse_without_functions(self) -> Result<(), String> {
         let why = if self.times {
             "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it"
@@ -323,7 +325,7 @@ impl FunctionUses {
     /// Refuses functions that are selected for nothing.
     fn refuse_none(self) -> Result<(), String> {
         if self.number() == 0 {
-            let why = "-fn, -usdt and -gc WORK need -count, or -latency, -watch or -hist without a value: they select what is counted, timed or shown";
+            let why = "-fn, -usdt and -gc WORK need one of -count, or -latency, -watch or -hist without a value";
             return Err(why.to_owned());
         }
         Ok(())
@@ -345,6 +347,29 @@ impl FunctionUses {
 }
 
 impl ProgramObservation {
+    /// Warns of functions that were selected and are not observed, or only in part.
+    fn warn_of_unobserved(&self, messages: &Messages, observer: &Observer) {
+        let kinds = [
+            (&self.functions, "counted"),
+            (&self.histogram_functions, "observed"),
+            (&self.timed_functions, "timed"),
+            (&self.watched_functions, "watched"),
+        ];
+        let kinds = kinds.iter().filter(|(functions, _)| !functions.is_empty());
+        // One warning, which is about all of them.
+        match kinds.map(|(_, what)| *what).collect::<Vec<_>>()[..] {
+            [] => {}
+            [what] => warn_of_uncounted_from_start(messages, observer, what),
+            _ => warn_of_uncounted_from_start(messages, observer, "observed"),
+        }
+        if !self.watched_functions.is_empty() {
+            warn_of_missing_results(messages, observer);
+        }
+        if !self.watched_functions.is_empty() || self.over.is_given() {
+            note_unknown_arguments(messages, observer, self.calls.arguments());
+        }
+    }
+
     pub(super) fn observes_anything(&self) -> bool {
         self.reports_collector || self.observes_hits()
     }
@@ -404,15 +429,14 @@ pub(super) fn run(
     program: &Path,
     directory: Option<&EventsDirectory>,
 ) -> Result<u8, Failure> {
-    let begun = Instant::now();
     let launch = if wanted.observes_hits() {
         launch.observe(wanted.observation())
     } else {
         launch.may_lack_probes()
     };
     let launched = launch.spawn();
-    let mut launched = launched
-        .map_err(|error| Failure::Target(CommandTarget::Program(program.to_owned()), error))?;
+    let mut launched = launched.map_err(Failure::of_program(program))?;
+    let begun = Instant::now();
     let pid = launched.report().pid;
     let output = &output.clone().with_pid(pid);
     let printed = print_started(output, program, launched.report());
@@ -422,23 +446,7 @@ pub(super) fn run(
         Some(observer) => {
             warn_of_refused_closures(&output.messages, pid, observer.code_digest());
             let target = observer.target().clone();
-            let kinds = [
-                (&wanted.functions, "counted"),
-                (&wanted.histogram_functions, "observed"),
-                (&wanted.timed_functions, "timed"),
-                (&wanted.watched_functions, "watched"),
-            ];
-            let kinds = kinds.iter().filter(|(functions, _)| !functions.is_empty());
-            // One warning, which is about all of them.
-            match kinds.map(|(_, what)| *what).collect::<Vec<_>>()[..] {
-                [] => {}
-                [what] => warn_of_uncounted_from_start(&output.messages, &observer, what),
-                _ => warn_of_uncounted_from_start(&output.messages, &observer, "observed"),
-            }
-            if !wanted.watched_functions.is_empty() {
-                warn_of_missing_results(&output.messages, &observer);
-                note_unknown_arguments(&output.messages, &observer, wanted.calls.arguments());
-            }
+            wanted.warn_of_unobserved(&output.messages, &observer);
             let functions = observer.functions().map(FunctionSources::of);
             let recorder = ObservationPrinter::new(&target, wanted, functions, output, begun);
             wait_and_record(launched, wait, |waiter| match collector {
@@ -457,7 +465,7 @@ pub(super) fn run(
     };
     // Reported also if waiting has failed.
     let is_complete = report_failures([recorded, printed], &output.messages);
-    let status = status.map_err(|source| Failure::System("wait for the program", source))?;
+    let status = status.map_err(Failure::of_waiting)?;
     Ok(status.max((!is_complete).into()))
 }
 
@@ -528,40 +536,22 @@ impl<'l> ObservationPrinter<'l> {
     /// Prints what was observed and has not been shown yet.
     fn print_all(
         &mut self,
-        observed: ObservationReport,
+        mut observed: ObservationReport,
         lasted: Duration,
         failures: &mut StepFailures,
     ) {
-        let (pid, format) = (self.target.pid(), self.output.format);
-        warn_of_still_mapped(&self.output.messages, pid, observed.still_mapped);
-        let print = |text: String| self.output.print_result(&text);
-        failures.add(self.show(observed.events));
+        warn_of_still_mapped(
+            &self.output.messages,
+            self.target.pid(),
+            observed.still_mapped,
+        );
+        failures.add(self.show(take(&mut observed.events)));
         failures.add(self.watching.report_missing());
-        let by = self.wanted.by.as_ref();
-        if let Some(by) = by.filter(|_| self.wanted.counts) {
-            let reading = KeyedReading::last(observed.keyed_counts, observed.counts.refused());
-            let sources = FunctionSources::default();
-            let targets = std::slice::from_ref(self.target);
-            let report = KeyedReport::new(targets, &reading, None, lasted, by, &sources);
-            failures.add(output::keyed(format, &report).and_then(print));
-        } else if self.wanted.counts {
-            let detail = Detail::default();
-            let counted =
-                CountReport::new(self.target, &observed.counts, &detail).hits_since(None, lasted);
-            failures.add(output::counted(format, &counted).and_then(print));
+        if self.wanted.counts {
+            failures.add(self.print_counts(&mut observed, lasted));
         }
-        if let (Some(of), Some(by)) = (&self.wanted.histogram, by) {
-            let refused = observed.counts.refused();
-            let reading = KeyedHistogramReading::last(observed.keyed_histograms, refused);
-            let targets = std::slice::from_ref(self.target);
-            let (asked, sources) = (KeyedQuestion { of, by }, FunctionSources::default());
-            let report = KeyedHistogramReport::new(targets, &reading, lasted, asked, &sources);
-            failures.add(report.text(format).and_then(print));
-        } else if let Some(wanted) = &self.wanted.histogram {
-            let reading = HistogramReading::last(observed.histograms, &observed.counts);
-            let targets = std::slice::from_ref(self.target);
-            let histograms = Histograms::new(targets, &reading, lasted, wanted);
-            failures.add(histograms.text(format).and_then(print));
+        if let Some(wanted) = &self.wanted.histogram {
+            failures.add(self.print_histograms(wanted, &mut observed, lasted));
         }
         if self.wanted.times() {
             let reading = LatencyReading::last(
@@ -570,20 +560,77 @@ impl<'l> ObservationPrinter<'l> {
                 observed.keyed_times,
                 &observed.counts,
             );
-            if self.wanted.over.is_given() {
-                failures.add(self.slow_pairs.text(|_| Some(&reading)).and_then(print));
-            }
-            let sources = FunctionSources::default();
-            let asked = TimesAsked {
-                sources: &sources,
-                by: None,
-            };
-            let latencies =
-                Latencies::new(std::slice::from_ref(self.target), &reading, lasted, asked);
-            failures.add(latencies.text(format).and_then(print));
-            warn_of_interleaved(&self.output.messages, &latencies);
-            warn_of_lost_calls(&self.output.messages, &latencies);
+            self.print_times(&reading, lasted, failures);
         }
+    }
+
+    fn print(&self, text: String) -> Result<(), Failure> {
+        self.output.print_result(&text)
+    }
+
+    fn print_counts(
+        &self,
+        observed: &mut ObservationReport,
+        lasted: Duration,
+    ) -> Result<(), Failure> {
+        let format = self.output.format;
+        let Some(by) = &self.wanted.by else {
+            let detail = Detail::default();
+            let counts = CountReport::new(self.target, &observed.counts, &detail);
+            return self.print(output::counted(format, &counts.hits_since(None, lasted))?);
+        };
+        let keyed = observed.keyed_counts.take();
+        let reading = KeyedReading::last(keyed, observed.counts.refused());
+        let sources = FunctionSources::default();
+        let targets = slice::from_ref(self.target);
+        let report = KeyedReport::new(targets, &reading, None, lasted, by, &sources);
+        self.print(output::keyed(format, &report)?)?;
+        warn_of_other_keys(&self.output.messages, report.of_other_keys());
+        Ok(())
+    }
+
+    fn print_histograms(
+        &self,
+        wanted: &WantedHistogram,
+        observed: &mut ObservationReport,
+        lasted: Duration,
+    ) -> Result<(), Failure> {
+        let (format, targets) = (self.output.format, slice::from_ref(self.target));
+        let Some(by) = &self.wanted.by else {
+            let histograms = take(&mut observed.histograms);
+            let reading = HistogramReading::last(histograms, &observed.counts);
+            let histograms = Histograms::new(targets, &reading, lasted, wanted);
+            return self.print(histograms.text(format)?);
+        };
+        let keyed = observed.keyed_histograms.take();
+        let reading = KeyedHistogramReading::last(keyed, observed.counts.refused());
+        let (asked, sources) = (KeyedQuestion { of: wanted, by }, FunctionSources::default());
+        let report = KeyedHistogramReport::new(targets, &reading, lasted, asked, &sources);
+        self.print(report.text(format)?)?;
+        warn_of_other_keys(&self.output.messages, report.of_other_keys());
+        Ok(())
+    }
+
+    fn print_times(
+        &mut self,
+        reading: &LatencyReading,
+        lasted: Duration,
+        failures: &mut StepFailures,
+    ) {
+        if self.wanted.over.is_given() {
+            let slow = self.slow_pairs.text(|_| Some(reading));
+            failures.add(slow.and_then(|text| self.print(text)));
+        }
+        let sources = FunctionSources::default();
+        let asked = TimesAsked {
+            sources: &sources,
+            by: None,
+        };
+        let latencies = Latencies::new(slice::from_ref(self.target), reading, lasted, asked);
+        let text = latencies.text(self.output.format);
+        failures.add(text.and_then(|text| self.print(text)));
+        warn_of_interleaved(&self.output.messages, &latencies);
+        warn_of_lost_calls(&self.output.messages, &latencies);
     }
 
     /// Shows hits until the program has exited; returns the error if another tool takes over.

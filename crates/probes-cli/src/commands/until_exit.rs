@@ -17,16 +17,20 @@ use crate::failure::Failure;
 pub(super) struct Waiter {
     /// Disconnected once the program has exited.
     pub exited: Receiver<()>,
-    stopping: Arc<Mutex<()>>,
+    /// See [`Wait`].
+    stop_lock: Arc<Mutex<()>>,
 }
 
 impl Waiter {
     /// Does what may trace the program. If the program stops meanwhile, we stop, too, but only when this is done: stopped
     /// earlier, we would leave it in a ptrace-stop, from which SIGCONT does not wake it.
     pub(super) fn trace<T>(&self, work: impl FnOnce() -> T) -> T {
-        let not_stopping = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self
+            .stop_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let done = work();
-        drop(not_stopping);
+        drop(guard);
         // Meanwhile the waiting thread learned nothing of the program's stops: now it looks again.
         let _ = kill(getpid(), Signal::SIGCHLD);
         done
@@ -41,8 +45,8 @@ pub(super) fn wait_and_record(
     record: impl FnOnce(&Waiter) -> Result<(), Failure> + Send,
 ) -> (io::Result<u8>, Result<(), Failure>) {
     let (exit_sender, exited) = channel::<()>();
-    let stopping = wait.stopping();
-    let parts = Mutex::new(Some((record, Waiter { exited, stopping })));
+    let stop_lock = wait.stop_lock();
+    let parts = Mutex::new(Some((record, Waiter { exited, stop_lock })));
     let record = || match parts.lock().unwrap_or_else(PoisonError::into_inner).take() {
         Some((record, waiter)) => record(&waiter),
         None => Ok(()),

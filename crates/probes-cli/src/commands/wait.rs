@@ -37,7 +37,8 @@ pub(super) struct Wait {
     signals: SignalFd,
     /// Reads the signal that `AwaitedProgram::take` asks for, if it is pending.
     pending: SignalFd,
-    stopping: Arc<Mutex<()>>,
+    /// Held while we are stopped, and by a thread of ours that may trace the program, which must not be left in a ptrace-stop.
+    stop_lock: Arc<Mutex<()>>,
 }
 
 /// What the meaning of a signal depends on.
@@ -79,13 +80,13 @@ impl Wait {
         Ok(Wait {
             signals: SignalFd::with_flags(&SigSet::all(), flags)?,
             pending: SignalFd::with_flags(&SigSet::empty(), flags | SfdFlags::SFD_NONBLOCK)?,
-            stopping: Arc::default(),
+            stop_lock: Arc::default(),
         })
     }
 
     /// Returns what is locked while we stop. Another thread holds it while we must not.
-    pub(super) fn stopping(&self) -> Arc<Mutex<()>> {
-        self.stopping.clone()
+    pub(super) fn stop_lock(&self) -> Arc<Mutex<()>> {
+        self.stop_lock.clone()
     }
 
     /// Waits for the program; returns the status to exit with: the program's own, or 128 plus the number of
@@ -94,7 +95,7 @@ impl Wait {
         // Blocks the signals of faults, too: sent by kill(2), they are meant for the program. A fault of
         // our own ends us even though they are blocked.
         SigSet::all().thread_block()?;
-        let mut program = AwaitedProgram::new(launched, self.pending, self.stopping)?;
+        let mut program = AwaitedProgram::new(launched, self.pending, self.stop_lock)?;
         let mut signal: Option<ReceivedSignal> = None;
         loop {
             let change = program.change_after_signal(&mut signal)?;
@@ -156,14 +157,14 @@ struct AwaitedProgram {
     pidfd: OwnedFd,
     state: JobState,
     pending: SignalFd,
-    stopping: Arc<Mutex<()>>,
+    stop_lock: Arc<Mutex<()>>,
 }
 
 impl AwaitedProgram {
     fn new(
         launched: Launched,
         pending: SignalFd,
-        stopping: Arc<Mutex<()>>,
+        stop_lock: Arc<Mutex<()>>,
     ) -> io::Result<AwaitedProgram> {
         let state = JobState {
             own: getpid().as_raw(),
@@ -177,7 +178,7 @@ impl AwaitedProgram {
             launched,
             state,
             pending,
-            stopping,
+            stop_lock,
         })
     }
 
@@ -258,12 +259,12 @@ impl AwaitedProgram {
     /// Stops us by the signal that has stopped it, so that a shell that waits for us sees what it would
     /// have seen of the program. Returns, when we are continued, what has happened to the program.
     fn stop(&mut self, by: Signal) -> io::Result<ProgramChange> {
-        let stopping = self.stopping.clone();
+        let stop_lock = self.stop_lock.clone();
         if by == Signal::SIGSTOP {
             // What stops and continues the program alone (a throttle, a debugger) would leave us stopped
             // for ever. So we stop only where there is a shell to see it, and to continue us.
             if has_shell() {
-                let _stopping = lock(&stopping);
+                let _guard = lock(&stop_lock);
                 let change = self.read_change()?;
                 if !self.is_still_stopped(&change) {
                     return Ok(change);
@@ -272,11 +273,11 @@ impl AwaitedProgram {
             }
             return self.read_change();
         }
-        let _stopping = lock(&stopping);
+        let _guard = lock(&stop_lock);
         // The signal is raised while it is blocked, before we look at the program. If a SIGCONT comes after
         // that, the kernel discards the pending stop signal; if one came before, it has reached the program
-        // before it reached us. So we are never stopped while the program runs, though the shell may have
-        // waited for and continued another process than us: `bash -c 'ocaml-probes trace -wait ...'`.
+        // before it reached us. So we are never stopped while the program runs, though the shell may
+        // wait for and continue a process other than us: `bash -c 'ocaml-probes trace -wait ...'`.
         raise(by)?;
         let mut only = SigSet::empty();
         only.add(by);
@@ -313,12 +314,12 @@ impl AwaitedProgram {
     }
 }
 
-/// Waits until no other thread traces the program.
-fn lock(stopping: &Mutex<()>) -> MutexGuard<'_, ()> {
-    stopping.lock().unwrap_or_else(PoisonError::into_inner)
+/// Keeps the thread that traces the program from doing so until we have been continued.
+fn lock(stop_lock: &Mutex<()>) -> MutexGuard<'_, ()> {
+    stop_lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The signals that stop, except SIGSTOP, which cannot be blocked.
+/// Returns the signal with this number if it stops a process and can be blocked: not SIGSTOP.
 fn stop_signal(number: i32) -> Option<Signal> {
     [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
         .into_iter()

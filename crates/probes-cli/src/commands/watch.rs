@@ -7,7 +7,7 @@ use std::mem::take;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Events, Functions, ObservationReport, Observer, Stacks, Target};
+use probes_lib::{Events, ObservationReport, Observer, Stacks, Target};
 
 use super::observed_processes::OpenedProcesses;
 use super::open_target::sources;
@@ -232,10 +232,8 @@ impl ReadingHandler for Watcher<'_> {
 
 /// Adds what is shown of the hits of a process.
 fn add_process(hits: &mut Hits, watched: &Watched, target: &Target) {
-    let functions = watched.has_functions();
-    // If it has exited meanwhile, their source lines are not known.
-    let functions = functions.then(|| Functions::of_process(target.pid()).ok());
-    let functions = functions.flatten().map(FunctionSources::of);
+    let shows_functions = watched.has_functions();
+    let functions = shows_functions.then(|| FunctionSources::of_process(target.pid()));
     hits.add_process(target, sources(target), functions.unwrap_or_default());
     if let Some(limit) = watched.stack_limit() {
         // If it has exited meanwhile, it has no hits.

@@ -18,6 +18,9 @@ pub(crate) struct HistogramFlags {
     linear: Option<Linear>,
 }
 
+/// What is missing without an expression.
+pub(crate) const NEEDS_OF: &str = "needs -of EXPR: what of each hit, such as arg0";
+
 /// The command that measures times.
 pub(crate) const LATENCY_COMMAND: &str =
     "`ocaml-probes latency -pid N -pair START,STOP` (or `-fn GLOBS`)";
@@ -58,7 +61,7 @@ impl super::Flags for HistogramFlags {
 
     fn check(self) -> Result<WantedHistogram, String> {
         let given = self.given();
-        given.ok_or_else(|| "needs -of EXPR: what of each hit, such as arg0".to_owned())
+        given.ok_or_else(|| NEEDS_OF.to_owned())
     }
 }
 

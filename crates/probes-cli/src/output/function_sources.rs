@@ -14,6 +14,12 @@ use crate::text::Escaped;
 pub(crate) struct FunctionSources(Option<(Arc<Functions>, Vec<Option<SourceMap>>)>);
 
 impl FunctionSources {
+    /// Reads those of a process. If it has exited, none are known.
+    pub(crate) fn of_process(pid: i32) -> FunctionSources {
+        let functions = Functions::of_process(pid).ok();
+        functions.map(FunctionSources::of).unwrap_or_default()
+    }
+
     /// Reads the source lines of the files of `functions`. It is no error if a file has none.
     pub(crate) fn of(functions: impl Into<Arc<Functions>>) -> FunctionSources {
         let functions = functions.into();

@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::format::{Format, VERSION, json, seconds, seconds_or_null};
 use super::latencies::{LatencyBucket, buckets, chart, with_unit};
+use super::quantiles::Quantiles;
 use super::runtime_events::LostWords;
 use super::table::table;
 use crate::clock::in_nanoseconds;
@@ -61,11 +62,8 @@ enum FiguresOf {
 struct PauseTimes {
     count: u64,
     total_ns: u64,
-    p50_ns: u64,
-    p90_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    max_ns: u64,
+    #[serde(flatten)]
+    quantiles: Quantiles,
 }
 
 #[derive(Debug, Serialize)]
@@ -102,40 +100,23 @@ struct PhaseView {
 
 impl PauseTimes {
     fn of(times: &GcTimes) -> PauseTimes {
-        let part = |part| in_nanoseconds(times.per_mille(part));
         PauseTimes {
             count: times.count(),
             total_ns: in_nanoseconds(times.total()),
-            p50_ns: part(500),
-            p90_ns: part(900),
-            p99_ns: part(990),
-            p999_ns: part(999),
-            max_ns: in_nanoseconds(times.max()),
+            quantiles: Quantiles::of(|part| times.per_mille(part.into()), times.max()),
         }
     }
 
     fn plain(&self) -> String {
-        format!(
-            "count {} total {} p50 {} p90 {} p99 {} p99.9 {} max {}",
-            self.count,
-            self.total_ns,
-            self.p50_ns,
-            self.p90_ns,
-            self.p99_ns,
-            self.p999_ns,
-            self.max_ns
-        )
+        let quantiles = self.quantiles.named();
+        let quantiles = quantiles.map(|(name, time)| format!("{name} {time}"));
+        let (count, total) = (self.count, self.total_ns);
+        format!("count {count} total {total} {}", quantiles.join(" "))
     }
 
     fn cells(&self) -> Vec<String> {
-        let times = [
-            self.total_ns,
-            self.p50_ns,
-            self.p90_ns,
-            self.p99_ns,
-            self.p999_ns,
-            self.max_ns,
-        ];
+        let quantiles = self.quantiles.named().map(|(_, time)| time);
+        let times = [self.total_ns].into_iter().chain(quantiles);
         let times = times.map(|time| with_unit(Duration::from_nanos(time)));
         [self.count.to_string()].into_iter().chain(times).collect()
     }
@@ -362,10 +343,10 @@ impl<'g> GcReport<'g> {
                 stw.led.to_string(),
                 stw.late.count.to_string(),
                 stw.last.to_string(),
-                time(stw.late.p50_ns),
-                time(stw.late.max_ns),
+                time(stw.late.quantiles.p50_ns),
+                time(stw.late.quantiles.max_ns),
                 time(stw.waits.total_ns),
-                time(stw.waits.max_ns),
+                time(stw.waits.quantiles.max_ns),
             ])
         });
         let head = [

@@ -17,6 +17,7 @@ use self::functions::TimedFunctionsView;
 use super::bars;
 use super::format::{ReportedFigures, VERSION, seconds, seconds_or_null};
 use super::function_sources::FunctionSources;
+use super::quantiles::Quantiles;
 use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
@@ -169,16 +170,8 @@ pub(super) struct Summary {
     pub(super) count: u64,
     #[serde(rename = "mean_ns", serialize_with = "nanoseconds")]
     mean: Duration,
-    #[serde(rename = "p50_ns", serialize_with = "nanoseconds")]
-    p50: Duration,
-    #[serde(rename = "p90_ns", serialize_with = "nanoseconds")]
-    p90: Duration,
-    #[serde(rename = "p99_ns", serialize_with = "nanoseconds")]
-    p99: Duration,
-    #[serde(rename = "p999_ns", serialize_with = "nanoseconds")]
-    p999: Duration,
-    #[serde(rename = "max_ns", serialize_with = "nanoseconds")]
-    max: Duration,
+    #[serde(flatten)]
+    quantiles: Quantiles,
 }
 
 /// The times of a pair.
@@ -644,33 +637,32 @@ impl Summary {
         Summary {
             count: times.count(),
             mean: times.mean(),
-            p50: times.quantile(0.5),
-            p90: times.quantile(0.9),
-            p99: times.quantile(0.99),
-            p999: times.quantile(0.999),
-            max: times.max(),
+            quantiles: Quantiles::of(
+                |per_mille| times.quantile(f64::from(per_mille) / 1000.0),
+                times.max(),
+            ),
         }
     }
 
-    fn times(&self) -> [Duration; 6] {
-        [self.mean, self.p50, self.p90, self.p99, self.p999, self.max]
+    /// The mean, and the quantiles, in nanoseconds, each with its name.
+    fn times(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let mean = ("mean", in_nanoseconds(self.mean));
+        [mean].into_iter().chain(self.quantiles.named())
     }
 
     /// The times of a table.
     fn cells(&self) -> impl Iterator<Item = String> {
-        self.times().into_iter().map(|time| match self.count {
+        self.times().map(|(_, time)| match self.count {
             0 => "-".to_owned(),
-            _ => with_unit(time),
+            _ => of_nanoseconds(time),
         })
     }
 
     /// All of them in one line.
     pub(super) fn line(&self) -> String {
-        let names = ["mean", "p50", "p90", "p99", "p99.9", "max"];
-        let times = names.iter().zip(self.times());
-        let times: Vec<String> = times
-            .map(|(name, time)| format!("{name} {}", with_unit(time)))
-            .collect();
+        let times = self.times();
+        let times = times.map(|(name, time)| format!("{name} {}", of_nanoseconds(time)));
+        let times: Vec<String> = times.collect();
         match self.count {
             0 => "no latencies".to_owned(),
             count => format!("{count} latencies: {}", times.join(", ")),
@@ -682,9 +674,7 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.count)?;
-        self.times()
-            .iter()
-            .try_for_each(|time| write!(f, " {}", time.as_nanos()))
+        self.times().try_for_each(|(_, time)| write!(f, " {time}"))
     }
 }
 

@@ -4,12 +4,12 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use probes_lib::faults;
-use probes_lib::{Action, Effect, Error, ErrorKind, ProcessError, Report, State};
+use probes_lib::{Action, Effect, Report, State};
 use test_support::process::{children, processes, stat, state};
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
@@ -39,16 +39,6 @@ fn enable_all(pid: i32) -> probes_lib::Result<Report> {
         .and_then(|target| target.update_with(&all(Action::Enable), patient_options()))
 }
 
-/// Whether an error says that the process has exited.
-fn is_exited(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Process(ProcessError::Exited)
-            | ErrorKind::Process(ProcessError::Zombie { .. })
-            | ErrorKind::Process(ProcessError::NotFound)
-    )
-}
-
 /// Updates a process to which `event` happens before the nth system call of the update; returns how many calls were made.
 fn update_with_event_before(
     case: &mut Case,
@@ -61,10 +51,7 @@ fn update_with_event_before(
     let pid = subject.pid();
     let talker = Arc::new(Mutex::new(subject.talker));
     let event_talker = Arc::clone(&talker);
-    let send = |talker: &Mutex<Talker>, line: &str| {
-        let mut talker = talker.lock().unwrap_or_else(PoisonError::into_inner);
-        talker.send(line);
-    };
+    let send = |talker: &Mutex<Talker>, line: &str| talker.lock().unwrap().send(line);
     faults::arm_event(nth, move || match event {
         Event::Kill => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
         Event::Exit => send(&event_talker, "quit"),
@@ -80,11 +67,11 @@ fn update_with_event_before(
     if has_happened {
         case.count(match &result {
             Ok(_) => format!("{event:?}: done"),
-            Err(error) if is_exited(error) => {
+            Err(error) if error.is_gone() => {
                 assert_ne!(event, Event::Exec, "{what}");
                 format!("{event:?}: reported as exited")
             }
-            Err(error) if matches!(error.kind(), ErrorKind::Process(ProcessError::Executed)) => {
+            Err(error) if error.is_exec() => {
                 assert_eq!(event, Event::Exec, "{what}");
                 assert_eq!(error.effect(), Effect::NothingChanged, "{what}");
                 format!("{event:?}: reported as exec'd")
@@ -154,7 +141,7 @@ fn exit_before_any_call_of_update_is_reported() {
         let reported = case.counted(&format!("{event:?}: reported as exited"));
         assert!(reported > 0, "{event:?}");
     }
-    assert_eq!(zombies(), [0; 0]);
+    assert!(zombies().is_empty(), "{:?}", zombies());
 }
 
 // promise: Exit, exec and fork of the process: An exec before any system call of an update is reported, and the new program is not
@@ -170,7 +157,7 @@ fn exec_before_any_call_of_update_is_reported() {
         rounds += 1;
     }
     assert!(case.counted("Exec: reported as exec'd") > 0);
-    assert_eq!(zombies(), [0; 0]);
+    assert!(zombies().is_empty(), "{:?}", zombies());
 }
 
 /// Runs `attach` on two processes, of which the second is killed before the tool's nth system call of the update.
@@ -281,7 +268,7 @@ fn kill_container_before(case: &mut Case, file: &Path, nth: usize) -> usize {
             assert_eq!(plug.map(|plug| plug.sites), Some(2), "{what}");
         }
         Err(error) => {
-            assert!(calls >= nth && is_exited(error), "{what}");
+            assert!(calls >= nth && error.is_gone(), "{what}");
             case.count("reported as exited");
         }
     }

@@ -297,7 +297,7 @@ fn breakpoint_on_a_site_keeps_everything_unchanged() {
             ),
             (
                 0x0f,
-                "file and process differ",
+                "the process does not have the bytes of the file",
                 "something else has changed this code",
             ),
         ] {

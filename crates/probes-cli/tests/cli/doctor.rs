@@ -48,7 +48,7 @@ impl Diagnosis {
 
     /// Asserts that a command fails for the reason and with the hint that `doctor` has for it.
     #[track_caller]
-    fn assert_foretells(&self, check: &str, failure: &str) {
+    fn assert_predicts(&self, check: &str, failure: &str) {
         let check = self.check(check);
         assert_eq!(check["result"], "fail", "{check}");
         let finding = check["finding"].as_str().unwrap();
@@ -96,19 +96,19 @@ fn doctor_changes_nothing_and_names_each_command() {
         assert!(finding.starts_with(&expected), "{finding}");
         // OCaml 4 has no events, and functions are timed instead.
         let gc = run(&format!("gc -pid {pid} -for 10ms"));
-        let foretold = diagnosis.command("gc");
+        let predicted = diagnosis.command("gc");
         assert_eq!(
             gc.code == Some(0),
-            foretold["result"] != "fails",
-            "{foretold}"
+            predicted["result"] != "fails",
+            "{predicted}"
         );
         let has_events = diagnosis.check("runtime_events")["result"] == "pass";
-        assert_eq!(foretold["result"] == "works", has_events, "{foretold}");
+        assert_eq!(predicted["result"] == "works", has_events, "{predicted}");
     }
 }
 
 #[test]
-fn filters_of_some_threads_are_told() {
+fn filters_of_some_threads_are_reported() {
     for file in fixture_forms("seccomp") {
         let target = Talker::start_with(&file, ["worker"]);
         let check = Diagnosis::of_process(target.pid()).check("seccomp");
@@ -184,7 +184,7 @@ fn other_tracer_leaves_what_needs_no_stop() {
         });
         let diagnosis = Diagnosis::of_process(pid);
         let failure = run(&format!("count -pid {pid} -for 10ms")).failure();
-        diagnosis.assert_foretells("tracer", &failure);
+        diagnosis.assert_predicts("tracer", &failure);
         assert_eq!(diagnosis.command("count")["result"], "fails");
         assert_eq!(diagnosis.command("info")["result"], "works");
         for name in ["attach", "stack"] {
@@ -200,7 +200,7 @@ fn other_tracer_leaves_what_needs_no_stop() {
 }
 
 #[test]
-fn process_of_another_user_is_foretold() {
+fn process_of_another_user_is_reported() {
     if !geteuid().is_root() {
         // As an ordinary user, there may be no other user's process to look at.
         let machine = run("doctor").stdout;
@@ -222,8 +222,8 @@ fn process_of_another_user_is_foretold() {
     let pid = target.pid().to_string();
     let diagnosis = Diagnosis::of(nobody(&["doctor", "-json", "-pid", &pid]));
     let failure = nobody(&["info", "-pid", &pid]).failure();
-    diagnosis.assert_foretells("files", &failure);
-    diagnosis.assert_foretells("user", &failure);
+    diagnosis.assert_predicts("files", &failure);
+    diagnosis.assert_predicts("user", &failure);
     assert_eq!(diagnosis.check("probes")["result"], "unknown");
     assert_eq!(diagnosis.command("info")["result"], "fails");
 }
@@ -235,7 +235,7 @@ fn program_without_probes_has_its_functions() {
         let pid = target.pid();
         let diagnosis = Diagnosis::of_process(pid);
         let failure = run(&format!("info -pid {pid}")).failure();
-        diagnosis.assert_foretells("probes", &failure);
+        diagnosis.assert_predicts("probes", &failure);
         assert_eq!(diagnosis.command("attach")["result"], "fails");
         let count = diagnosis.command("count");
         assert_eq!(count["result"], "limited", "{count}");
@@ -249,7 +249,7 @@ fn doctor_of_no_process_fails_like_others() {
     let own = std::process::id() as i32;
     let diagnosis = Diagnosis::of_process(own);
     let refusal = run(&format!("count -fn main -pid {own} -for 10ms")).failure();
-    diagnosis.assert_foretells("ancestor", &refusal);
+    diagnosis.assert_predicts("ancestor", &refusal);
     let usage = run_command(&mut command(["doctor", "-pid", "x"]));
     assert_eq!(usage.code, Some(2));
 }

@@ -102,7 +102,7 @@ fn pauses_of_functions_not_whole_are_told() {
     let pid = target.pid();
     target.ask("pause", "pauses");
     let during = run(&format!("gc -pid {pid} -for 10ms"));
-    let why = "the process is in a pause that had begun before, and has not ended: it is left out";
+    let why = "the process is in a pause that began before the observation and has not ended: it is left out";
     assert!(during.stderr.contains(why), "{during:?}");
     assert!(during.stdout.starts_with("all count 0 "), "{during:?}");
     let tool = observing("gc", "-json", pid);

@@ -14,7 +14,7 @@ use crate::support::{command, object};
 
 fn message() -> String {
     format!(
-        "functions of {} that were asked for are not observed: the process has loaded it since",
+        "functions in {} are not observed: the process has loaded it since",
         fixture("objects/plugin.so").display()
     )
 }

@@ -74,7 +74,7 @@ fn state_is_restored_when_the_time_is_over() {
                 "flag 0 -> 1, 0 sites\nflag 1 -> 0, 0 sites\nplain 1 -> 0, 1 site\n"
             );
             assert!(
-                stderr.contains("the changes are undone in 300ms, or on Ctrl-C\n"),
+                stderr.contains("the changes will be undone in 300ms, or on Ctrl-C\n"),
                 "{stderr}"
             );
             assert_eq!(stderr.contains("stopped "), live.is_empty(), "{stderr}");
@@ -249,7 +249,8 @@ fn second_interrupt_gives_up_waiting_with_a_hint() {
         );
         assert!(stderr.contains(&why), "{stderr}");
         let hint = format!(
-            "hint: `ocaml-probes attach -pid {} -release-dead` undoes the changes\n",
+            "hint: once no other tool traces, stops or updates it, `ocaml-probes attach -pid {} -release-dead` undoes \
+             the changes; with -live, at once\n",
             target.pid()
         );
         assert!(stderr.ends_with(&hint), "{stderr}");
@@ -294,7 +295,7 @@ fn attach_that_changes_nothing_does_not_wait() {
         let run = run(&line);
         assert!(
             run.stderr
-                .ends_with("nothing was changed, and there is nothing to undo\n"),
+                .ends_with("nothing was changed: -for has nothing to undo, and does not wait\n"),
             "{}",
             run.stderr
         );

@@ -239,7 +239,9 @@ pub enum ObserveError {
     #[error("is not observed any more: the observation was removed")]
     Removed,
     /// The processors have no time stamp counter that runs at one rate; without a subject.
-    #[error("this machine has no invariant TSC; latencies and timestamps are unavailable")]
+    #[error(
+        "this machine has no invariant TSC (constant_tsc and nonstop_tsc in /proc/cpuinfo, or the clock source tsc): nothing can be timed"
+    )]
     NoInvariantTsc,
     /// A thread of the process may not read the time stamp counter, and is killed if it does.
     #[error(

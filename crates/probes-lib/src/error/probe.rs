@@ -81,7 +81,7 @@ pub enum ProbeError {
     },
     /// A probe's counters differ, and disabling it would leave some of its sites enabled.
     #[error(
-        "probe \"{name}\" has counters that differ ({smallest} to {largest}): another tool, such as SystemTap, has enabled some of its sites, and disabling it would leave those on"
+        "probe \"{name}\" has counters that differ ({smallest} to {largest}): another tool, such as SystemTap, has enabled some of its sites, and disabling it would leave those sites enabled"
     )]
     UnequalCounters {
         /// The probe.
@@ -92,14 +92,14 @@ pub enum ProbeError {
         largest: u16,
     },
     /// A probe's counter is at its maximum.
-    #[error("probe \"{name}\" is enabled 65535 times already, its counter can hold no more")]
+    #[error("probe \"{name}\" has been enabled 65535 times: its counter can hold no more")]
     CounterFull {
         /// The probe.
         name: String,
     },
     /// A probe's counters and sites disagree.
     #[error(
-        "{enabled} of {} of \"{name}\" are enabled and its counter is {counter} (an interrupted update?)",
+        "{enabled} of {} of \"{name}\" are enabled and its counter is {counter} (was an update cut off?)",
         number_of_sites(.sites)
     )]
     Inconsistent {
@@ -113,7 +113,7 @@ pub enum ProbeError {
         counter: u16,
     },
     /// A site in memory is neither enabled nor disabled.
-    #[error("site {name} at {address}: {}", site_text(*.found, *.expected))]
+    #[error("a site of probe \"{name}\" at {address}: {}", site_text(*.found, *.expected))]
     UnexpectedSite {
         /// The probe.
         name: String,
@@ -226,7 +226,7 @@ fn site_text(found: SiteCode, expected: SiteCode) -> String {
     let reason = if found.has_breakpoint() {
         "a breakpoint or uprobe (gdb, perf, bpftrace) is there"
     } else {
-        "file and process differ"
+        "the process does not have the bytes of the file"
     };
     // At offset 1, either opcode is expected: that of an enabled or that of a disabled site.
     let is_wrong =

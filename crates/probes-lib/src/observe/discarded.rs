@@ -38,7 +38,7 @@ pub struct DiscardedPatches {
 
 impl DiscardedPatches {
     /// Returns how many sites and functions there are.
-    pub fn sites(&self) -> usize {
+    pub fn patches(&self) -> usize {
         self.points.len()
     }
 

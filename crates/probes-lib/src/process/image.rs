@@ -120,7 +120,7 @@ impl Image {
         let path = without_deleted_mark(name.clone(), metadata.nlink());
         let (known, no_probes) = read_executable(file, &metadata, &path, &files)?;
         let maps = read_maps(process)?;
-        // If the process has executed another program meanwhile, the executable and the maps are
+        // If the process has executed a new program meanwhile, the executable and the maps are
         // those of two different programs.
         if read_auxv(process)? != auxv {
             return Err(Error::of_process(process.pid(), ProcessError::Executed));
@@ -228,7 +228,7 @@ impl Image {
         code_lines(maps) == self.code_lines
     }
 
-    /// Returns whether the process has executed another program, or this one again, since.
+    /// Returns whether the process has executed a new program, or this one again, since.
     pub(crate) fn is_replaced(&self, process: &Process) -> bool {
         let auxv = process.read_of_living_thread("auxv");
         auxv.is_ok_and(|auxv| auxv != self.auxv)

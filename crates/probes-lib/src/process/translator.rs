@@ -42,6 +42,23 @@ const QEMU_PROCESSORS: [&[u8]; 20] = [
     b"xtensa",
 ];
 
+/// The tools of valgrind, which executes one of them: `memcheck-amd64-linux`.
+const VALGRIND_TOOLS: [&[u8]; 13] = [
+    b"cachegrind",
+    b"callgrind",
+    b"dhat",
+    b"drd",
+    b"exp-bbv",
+    b"exp-dhat",
+    b"exp-ptrcheck",
+    b"exp-sgcheck",
+    b"helgrind",
+    b"lackey",
+    b"massif",
+    b"memcheck",
+    b"none",
+];
+
 /// Returns the name of the translator that executes the program of a process, given its executable
 /// and its mappings.
 pub(crate) fn translator(executable: &Path, maps: &[Mapping]) -> Option<&'static str> {
@@ -61,8 +78,10 @@ pub(crate) fn translator(executable: &Path, maps: &[Mapping]) -> Option<&'static
 
 /// Returns the name of the translator that has an executable of this name.
 fn of_executable(name: &[u8]) -> Option<&'static str> {
-    // valgrind executes one of its tools: memcheck-amd64-linux.
-    let is_valgrind = name.ends_with(b"-amd64-linux") || name.ends_with(b"-x86-linux");
+    let tool = name
+        .strip_suffix(b"-amd64-linux")
+        .or_else(|| name.strip_suffix(b"-x86-linux"));
+    let is_valgrind = tool.is_some_and(|tool| VALGRIND_TOOLS.contains(&tool));
     let of_qemu = name.strip_prefix(b"qemu-");
     let is_qemu = of_qemu.is_some_and(|rest| QEMU_PROCESSORS.iter().any(|it| rest.starts_with(it)));
     match name {
@@ -70,7 +89,7 @@ fn of_executable(name: &[u8]) -> Option<&'static str> {
         _ if is_qemu => Some("qemu-user"),
         b"box64" => Some("box64"),
         b"rosetta" => Some("Rosetta"),
-        b"FEXInterpreter" | b"FEXLoader" | b"FEX" => Some("FEX"),
+        b"FEXInterpreter" | b"FEXLoader" => Some("FEX"),
         _ => None,
     }
 }
@@ -100,6 +119,8 @@ mod tests {
             ("/usr/bin/qemu-storage-daemon", &none, None),
             ("/usr/bin/box64", &none, Some("box64")),
             ("/app/server", &none, None),
+            ("/srv/server-amd64-linux", &none, None),
+            ("/opt/FEX", &none, None),
             (
                 "/app/server",
                 &maps("/opt/lib64/release/libdynamorio.so"),

@@ -3,6 +3,8 @@
 
 use std::str;
 
+use crate::numbers::u64_at;
+
 /// The y of the last OCaml 5.y whose numbers are known.
 const LAST_MINOR: u32 = 4;
 
@@ -179,17 +181,10 @@ const NEAR: usize = 512;
 /// string that begins with the numbers of the record `Sys.ocaml_release` near it. Other strings of the program that
 /// look like a version have no such record near.
 pub(super) fn version(data: &[u8]) -> Option<String> {
-    let words: Vec<u64> = data
-        .chunks_exact(8)
-        .map(|word| {
-            word.iter()
-                .rev()
-                .fold(0, |sum, &byte| sum << 8 | u64::from(byte))
-        })
-        .collect();
-    let mut releases = words.windows(4).enumerate();
-    releases.find_map(|(at, fields)| {
-        let [RELEASE_HEADER, major, minor, patch] = *fields else {
+    let word = |index: usize| u64_at(data, 8 * index);
+    (0..data.len() / 8).find_map(|at| {
+        let fields = [word(at)?, word(at + 1)?, word(at + 2)?, word(at + 3)?];
+        let [RELEASE_HEADER, major, minor, patch] = fields else {
             return None;
         };
         let start = at.saturating_sub(NEAR / 8) * 8;
@@ -204,8 +199,7 @@ pub(super) fn version(data: &[u8]) -> Option<String> {
 /// Returns the strings of OCaml in static data, if they are short.
 fn strings(data: &[u8]) -> impl Iterator<Item = &str> {
     (0..data.len() / 8).filter_map(|at| {
-        let (header, rest) = data[at * 8..].split_first_chunk()?;
-        let header = u64::from_le_bytes(*header);
+        let (header, rest) = (u64_at(data, at * 8)?, data.get(at * 8 + 8..)?);
         let len = usize::try_from(header >> LEN_SHIFT).ok()?;
         let is_short_string = header & 0xff == STRING_TAG && (1..=8).contains(&len);
         let block = is_short_string.then(|| rest.get(..len * 8))??;

@@ -2,6 +2,7 @@
 //! time.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
@@ -19,9 +20,12 @@ pub(crate) fn now() -> u64 {
 /// Returns whether the counter has the same rate in all states of the processors: their flags say so
 /// (proc_cpuinfo(5)), or the kernel uses it as its clock source.
 pub(crate) fn is_tsc_invariant() -> bool {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let flags = text.lines().find(|line| line.starts_with("flags"));
-    let flags: Vec<&str> = flags.unwrap_or_default().split_ascii_whitespace().collect();
+    // Of one processor: with hundreds of them, the whole file has megabytes.
+    let file = fs::File::open("/proc/cpuinfo").ok();
+    let lines = file.map(|it| BufReader::new(it).lines().map_while(Result::ok));
+    let flags = lines.and_then(|mut lines| lines.find(|line| line.starts_with("flags")));
+    let flags = flags.unwrap_or_default();
+    let flags: Vec<&str> = flags.split_ascii_whitespace().collect();
     if ["constant_tsc", "nonstop_tsc"]
         .iter()
         .all(|flag| flags.contains(flag))
@@ -72,7 +76,7 @@ impl ClockReading {
     }
 }
 
-/// Measures how long a tick is: the more exactly, the longer ago it was begun.
+/// Measures how long a tick is: the longer since it began, the more exact.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TickMeasurement {
     begun: ClockReading,
@@ -105,7 +109,7 @@ impl TickMeasurement {
     }
 
     /// Returns how many ticks a duration has. Waits if the measurement has only just begun.
-    pub(crate) fn of(&self, time: Duration) -> u64 {
+    pub(crate) fn ticks_in(&self, time: Duration) -> u64 {
         (time.as_nanos() as f64 / self.nanoseconds_per_tick()) as u64
     }
 

@@ -337,7 +337,7 @@ struct Lending<'c> {
     proof: &'c Proof,
     limits: Limits,
     until: Instant,
-    /// Whether a thread has been resumed since the process was stopped: it may have executed another program.
+    /// Whether a thread has been resumed since the process was stopped: it may have executed a new program.
     has_run: Cell<bool>,
     /// When other processes are to be looked at.
     next_tick: Cell<Instant>,
@@ -417,7 +417,7 @@ impl Lending<'_> {
 
     /// Makes a call about a thread of the process, or writes its memory.
     fn call(&self, request: Request, tracees: &TraceeSet<'_>) -> Result<Reply, Errno> {
-        // A thread that runs may have executed another program, which the tool may not be permitted to change.
+        // A thread that runs may have executed a new program, which the tool may not be permitted to change.
         let is_harmless = matches!(
             request,
             Request::State(_) | Request::Registers(_) | Request::ResumeThread(_)

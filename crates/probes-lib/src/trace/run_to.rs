@@ -23,7 +23,7 @@ use crate::trace::tracer::Tracer;
 pub(crate) enum NotReached {
     /// The program exited first: its loader may not have found a library.
     Exited,
-    /// It executed another program, such as from an initialiser of a library.
+    /// It executed a new program, such as from an initialiser of a library.
     Executed,
     /// It could not be stopped or changed.
     Failed(io::Error),

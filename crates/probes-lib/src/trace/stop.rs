@@ -45,8 +45,8 @@ const LIMIT_AT_LAUNCH: Duration = Duration::from_secs(10);
 impl Tracer<'_> {
     /// Stops every thread of `process` within `limit`.
     ///
-    /// A thread needs a processor to stop. If one is not given any for the whole limit, all are resumed, so that none
-    /// stays stopped for longer, and stopped again: three times, with the limit between them.
+    /// A thread needs a processor to stop. If one is not given any for the whole limit, all are resumed, and stopped
+    /// again after a pause as long as the limit: three attempts in all.
     ///
     /// # Errors
     ///
@@ -166,7 +166,7 @@ impl Tracer<'_> {
     }
 
     /// Same as [`Tracer::stop`], for a process that this thread traces already and that must not run as it is: on an
-    /// error it is not resumed but killed, at the latest when this thread ends; see [`Stopped::killed_on_drop`]. Nobody
+    /// error it is not resumed but killed, at the latest when this thread ends; see [`Stopped::killed_on_drop`]. Nothing
     /// waits for it yet, so the limit is [`LIMIT_AT_LAUNCH`].
     pub(crate) fn stop_or_kill<'p>(&self, process: &'p Process) -> Result<Stopped<'p>> {
         let stopped = Stopped::none_yet(process, false).killed_on_drop();
@@ -293,11 +293,19 @@ impl Stopping<'_, '_> {
             }
             if !has_new {
                 self.reap_exited();
+                // A thread that is exiting needs a processor.
+                if passes > 3 {
+                    self.tracer.wait_for_event();
+                }
             }
             // The threads of the first pass are stopped in time. If they are all threads, a second
             // pass takes no time, so it is made even after the limit.
             if passes > 1 && self.budget.is_spent() {
-                return Err(threads_keep_starting(process, self.limit));
+                let unreaped = self.tracer_of_unreaped(list)?;
+                return Err(match unreaped {
+                    Some(tracer) => denial::traced(process, Operation::Attach, tracer),
+                    None => threads_keep_starting(process, self.limit),
+                });
             }
         }
         if ptrace::is_at_exec(process.pid()) {
@@ -309,6 +317,20 @@ impl Stopping<'_, '_> {
         } else {
             Err(Error::of_process(process.pid(), ProcessError::Exited))
         }
+    }
+
+    /// Returns the tracer of a thread that has exited and that its tracer has not reaped, so that it is still counted.
+    fn tracer_of_unreaped(&self, mut list: ThreadList) -> Result<Option<i32>> {
+        let process = self.stopped.process();
+        let tids = list.read().map_err(|source| process.exited_or(source))?;
+        let own = nix::unistd::gettid().as_raw();
+        let tracer = |tid: i32| {
+            let status = process.thread_status(tid).ok()?;
+            let is_unreaped = status.state == 'Z' && status.tracer != 0 && status.tracer != own;
+            is_unreaped.then_some(status.tracer)
+        };
+        let unknown = |tid: &i32| !self.stopped.tracees.contains_key(tid);
+        Ok(tids.into_iter().filter(unknown).find_map(tracer))
     }
 
     /// Seizes the threads not seen before; returns whether there were any.
@@ -323,19 +345,23 @@ impl Stopping<'_, '_> {
             if self.stopped.tracees.contains_key(&tid) {
                 continue;
             }
-            has_new = true;
             if self.scope == TraceScope::Descendants && interrupt_if_traced(tid) {
                 self.add(tid, Tracee::Running);
+                has_new = true;
                 continue;
             }
             match self.tracer.seize(tid, self.scope) {
                 Ok(()) => {
                     self.add(tid, Tracee::Running);
+                    has_new = true;
                     // If it has just exited, the wait reports that.
                     let _ = ptrace::interrupt(tid);
                 }
                 Err(Errno::ESRCH) => {}
-                Err(errno) => self.refused(tid, errno)?,
+                Err(errno) => {
+                    self.refused(tid, errno)?;
+                    has_new |= self.stopped.tracees.contains_key(&tid);
+                }
             }
         }
         Ok(has_new)
@@ -558,8 +584,8 @@ mod tests {
         Error::new(Subject::Thread { pid: 1, tid: 2 }, kind)
     }
 
-    /// Returns how many attempts were made to stop a process, and whether one succeeded: that with the number
-    /// `succeeds` does, and those before it fail with a thread in this state.
+    /// Returns how many attempts were made, and whether the last one succeeded: the one with the number `succeeds`
+    /// does, and those before it fail with a thread in this state.
     fn tries(state: char, succeeds: u32) -> (u32, bool) {
         let mut tries = 0;
         let stopped = with_retries(Duration::ZERO, || {

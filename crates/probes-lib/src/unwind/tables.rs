@@ -94,15 +94,15 @@ pub(super) struct UnwindTables {
     eh_frame: Vec<u8>,
     /// The address of `.eh_frame` in the file.
     eh_frame_start: u64,
+    bases: BaseAddresses,
     /// The bytes of `.eh_frame_hdr`: the offsets of the entries in `.eh_frame`, sorted by the addresses that they are for.
     eh_frame_hdr: Option<Vec<u8>>,
-    bases: BaseAddresses,
-    /// The same, found by reading all entries, if the file has no `.eh_frame_hdr` or a damaged one.
+    /// The entries by address, found by reading all of `.eh_frame`, if `.eh_frame_hdr` is missing or damaged.
     sorted_entries: OnceLock<Vec<SortedEntry>>,
 }
 
 impl UnwindTables {
-    /// Reads the sections; a file without them has an empty table.
+    /// Reads the sections; one that is missing or cannot be read is empty.
     pub(super) fn of(elf: &ElfFile) -> UnwindTables {
         let start = |name: &str| elf.section_range(name).map_or(0, |(start, _)| start.0);
         UnwindTables {

@@ -21,7 +21,7 @@ struct Foreign {
 }
 
 const BREAKPOINT: &str = "a breakpoint or uprobe (gdb, perf, bpftrace) is there";
-const DIFFERENT: &str = "file and process differ";
+const DIFFERENT: &str = "the process does not have the bytes of the file";
 
 const FOREIGN: [Foreign; 6] = [
     Foreign {
@@ -241,7 +241,7 @@ fn full_counter_is_refused_and_can_count_down() {
         assert_eq!(
             error.to_string(),
             format!(
-                "probe \"{name}\" is enabled 65535 times already, its counter can hold no more; \
+                "probe \"{name}\" has been enabled 65535 times: its counter can hold no more; \
                  nothing was changed"
             )
         );

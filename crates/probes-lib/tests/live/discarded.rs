@@ -21,7 +21,7 @@ fn names(discarded: &DiscardedPatches) -> Vec<&str> {
 fn wait_until_found(observer: &Observer) {
     eventually("the discarded patches are found", || {
         observer.check().unwrap();
-        (observer.discarded().sites() == 2).then_some(())
+        (observer.discarded().patches() == 2).then_some(())
     });
 }
 
@@ -39,7 +39,7 @@ fn results_name_probes_with_discarded_patches() {
             let report = observer.remove().unwrap();
             let hits = |name| report.counts.hits(name).unwrap();
             assert_eq!((hits("guarded"), hits("free")), (2, 2));
-            assert_eq!(report.discarded.sites(), 2);
+            assert_eq!(report.discarded.patches(), 2);
             assert_eq!(names(&report.discarded), ["guarded"]);
             // A new observation patches the page again.
             let mut observer = counted(talker.pid());
@@ -57,11 +57,11 @@ fn discarded_patches_are_found_while_it_runs() {
         let mut talker = Talker::start(&file);
         let mut observer = counted(talker.pid());
         observer.counts().unwrap();
-        assert_eq!(observer.discarded().sites(), 0);
+        assert_eq!(observer.discarded().patches(), 0);
         talker.ask("discard", "discarded");
         eventually("the discarded patches are found", || {
             observer.counts().unwrap();
-            (observer.discarded().sites() == 2).then_some(())
+            (observer.discarded().patches() == 2).then_some(())
         });
         // They stay known after the process has exited.
         drop(talker);
@@ -101,7 +101,7 @@ fn switched_or_unloaded_sites_are_not_discarded() {
         talker.ask("unload 0", "unloaded");
         other.update_with(&all(Action::Disable), options()).unwrap();
         let report = observer.remove().unwrap();
-        assert_eq!(report.discarded.sites(), 0);
+        assert_eq!(report.discarded.patches(), 0);
         talker.hits();
     }
 }

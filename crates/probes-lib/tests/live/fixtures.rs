@@ -344,15 +344,15 @@ fn interrupted_update_is_refused_and_repaired_by_force() {
         for (actions, message) in [
             (
                 all(Action::Enable),
-                "0 of 1 site of \"counter\" are enabled and its counter is 1 (an interrupted update?); nothing was changed",
+                "0 of 1 site of \"counter\" are enabled and its counter is 1 (was an update cut off?); nothing was changed",
             ),
             (
                 named(Action::Disable, "part"),
-                "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted update?); nothing was changed",
+                "1 of 3 sites of \"part\" are enabled and its counter is 1 (was an update cut off?); nothing was changed",
             ),
             (
                 named(Action::Enable, "site"),
-                "1 of 1 site of \"site\" are enabled and its counter is 0 (an interrupted update?); nothing was changed",
+                "1 of 1 site of \"site\" are enabled and its counter is 0 (was an update cut off?); nothing was changed",
             ),
         ] {
             let error = session.apply(&actions).unwrap_err();

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::mem::take;
 use std::time::Duration;
 
-use probes_lib::{Functions, ObservationReport, Observer, Target};
+use probes_lib::{ObservationReport, Observer, Target};
 
 use crate::commands::other_keys::warn_of_other_keys;
 use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings};
@@ -34,14 +34,13 @@ impl<'o> KeyedCounting<'o> {
         is_redrawn: bool,
         output: &'o Output,
     ) -> KeyedCounting<'o> {
-        // If it has exited meanwhile, callers have no names.
         let of_callers = only.filter(|_| by.has_caller());
-        let functions = of_callers.and_then(|target| Functions::of_process(target.pid()).ok());
+        let sources = of_callers.map(|target| FunctionSources::of_process(target.pid()));
         KeyedCounting {
             output,
             by,
             is_of_several: only.is_none(),
-            sources: functions.map(FunctionSources::of).unwrap_or_default(),
+            sources: sources.unwrap_or_default(),
             is_redrawn,
             shown: None,
         }

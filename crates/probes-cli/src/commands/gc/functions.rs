@@ -18,7 +18,6 @@ use crate::commands::step_failures::report_failures;
 use crate::commands::uncounted::{warn_of_uncounted, warn_of_uncounted_from_start};
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::hint::CommandTarget;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{GcReport, WarningKind};
@@ -73,10 +72,9 @@ pub(super) fn of_program(
     arguments: &[OsString],
     why: &Error,
 ) -> Result<ExitCode, Failure> {
-    let of_program = |error| Failure::Target(CommandTarget::Program(path.to_owned()), error);
     refuse_over(args, why)?;
     let output = args.output.open_beside_program()?;
-    let functions = Functions::of_file(path_of(path)).map_err(of_program)?;
+    let functions = Functions::of_file(path_of(path)).map_err(Failure::of_program(path))?;
     let Some(mut timed) = CollectorFunctions::find(&functions) else {
         return Err(Failure::NoRuntimeEvents(path.to_owned()));
     };
@@ -90,7 +88,7 @@ pub(super) fn of_program(
             Err(error) if timed.leave_out(&error) => {
                 warn_of_untimed_functions(error, &output.messages)
             }
-            launched => break launched.map_err(of_program)?,
+            launched => break launched.map_err(Failure::of_program(path))?,
         }
     };
     let output = output.with_pid(launched.report().pid);
@@ -161,7 +159,7 @@ impl CollectorFunctions {
         !self.0.is_empty() && self.0.len() < before
     }
 
-    /// Warns of pauses that had begun before they were timed, or have not ended, if they are a hundredth of all or more. One that has lasted
+    /// Warns of pauses that had begun before they were timed, or have not ended, if there is more than one for each hundred that were seen whole. One that has lasted
     /// all the time has left nothing but the stack of its thread.
     fn warn_of_unseen(&self, pid: i32, latencies: &[FunctionLatency], messages: &Messages) {
         let each = latencies.iter();
@@ -171,7 +169,7 @@ impl CollectorFunctions {
             let were = number_that_were(partly, "pause");
             format!("{were} not seen from beginning to end: the figures are those of the others")
         } else if partly + whole == 0 && self.are_on_a_stack(pid) {
-            "the process is in a pause that had begun before, and has not ended: it is left out"
+            "the process is in a pause that began before the observation and has not ended: it is left out"
                 .to_owned()
         } else {
             return;

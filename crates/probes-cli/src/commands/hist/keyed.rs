@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::mem::take;
 use std::time::Duration;
 
-use probes_lib::{Functions, ObservationReport, Observer, Target};
+use probes_lib::{ObservationReport, Observer, Target};
 
 use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings};
 use crate::commands::report_file::ReportFile;
@@ -28,14 +28,13 @@ impl<'q> KeyedHistogramPrinter<'q> {
         only: Option<&Target>,
         output: &'q Output,
     ) -> KeyedHistogramPrinter<'q> {
-        // If the functions of the process cannot be read (it may have exited meanwhile), callers are not named.
         let of_callers = only.filter(|_| asked.by.has_caller());
-        let functions = of_callers.and_then(|target| Functions::of_process(target.pid()).ok());
+        let sources = of_callers.map(|target| FunctionSources::of_process(target.pid()));
         KeyedHistogramPrinter {
             output,
             asked,
             is_of_several: only.is_none(),
-            sources: functions.map(FunctionSources::of).unwrap_or_default(),
+            sources: sources.unwrap_or_default(),
         }
     }
 

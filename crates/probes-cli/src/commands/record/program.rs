@@ -29,7 +29,6 @@ use crate::commands::wait::Wait;
 use crate::commands::watch::note_unknown_arguments;
 use crate::destination::Output;
 use crate::failure::{Failure, is_replaced};
-use crate::hint::CommandTarget;
 use crate::interruptible_output::Next;
 
 /// For how long the removal of an observation is retried while the program runs.
@@ -116,9 +115,8 @@ fn observed(
     program: &Path,
     arguments: &[OsString],
 ) -> Result<ExitCode, Failure> {
-    let wait_failure = |source| Failure::System("wait for the program", source);
     // Before the program is started, because it may fail.
-    let wait = Wait::prepare().map_err(wait_failure)?;
+    let wait = Wait::prepare().map_err(Failure::of_waiting)?;
     let output = args.output.open_stderr();
     let make_directory = || EventsDirectory::make(program, &output.messages);
     let directory = args.recorded.gc.then(make_directory).transpose()?;
@@ -133,8 +131,7 @@ fn observed(
         .options(args.seccomp.options(Options::default()))
         .observe(args.recorded.observation());
     let launched = launch.spawn();
-    let mut launched = launched
-        .map_err(|error| Failure::Target(CommandTarget::Program(program.to_owned()), error))?;
+    let mut launched = launched.map_err(Failure::of_program(program))?;
     let pid = launched.report().pid;
     let output = output.with_pid(pid);
     let messages = &output.messages;
@@ -167,7 +164,7 @@ fn observed(
     };
     // Reported also if waiting has failed.
     let is_complete = report_failures([recorded], messages);
-    let status = status.map_err(wait_failure)?;
+    let status = status.map_err(Failure::of_waiting)?;
     Ok(ExitCode::from(status.max((!is_complete).into())))
 }
 

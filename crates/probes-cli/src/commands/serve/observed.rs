@@ -128,7 +128,7 @@ impl Observed {
     }
 
     /// Returns false if its runtime events are read, and it does not have them mapped any more: it has exited, or
-    /// executed another program.
+    /// executed a new program.
     pub(super) fn has_events(&self) -> bool {
         let collector = self.collector.as_ref();
         collector.is_none_or(|collector| matches!(collector.events.is_mapped(), Ok(true)))
@@ -157,7 +157,7 @@ impl Observed {
             states: states
                 .map(|probe| (probe.name().to_owned(), value_of_state(probe.state())))
                 .collect(),
-            discarded: observer.discarded().sites(),
+            discarded: observer.discarded().patches(),
             refused_functions: observer.refused().len(),
         }
     }

@@ -11,7 +11,7 @@ use super::figures::{CollectorTotals, ProcessFigures};
 use super::observed::Observed;
 use super::page::ShownProcess;
 use super::scan::{Ended, name_of};
-use crate::failure::{Failure, exit_or_exec, is_replaced};
+use crate::failure::{Failure, NO_MORE_EVENTS, exit_or_exec, is_replaced};
 use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::signals::TerminationSignals;
@@ -360,9 +360,7 @@ impl Processes {
             }
             error => {
                 let how = error.as_ref().and_then(exit_or_exec);
-                let how = how.unwrap_or(
-                    "has exited, has executed another program, or writes no more events",
-                );
+                let how = how.unwrap_or(NO_MORE_EVENTS);
                 messages.note(&format!("{} {how}", process.program));
                 process.gone_since = Some(Instant::now());
             }

@@ -167,9 +167,9 @@ impl Sessions {
     }
 
     /// The forked processes that are observed by themselves.
-    pub(super) fn by_themselves(&self) -> HashSet<i32> {
+    pub(super) fn observed_separately(&self) -> HashSet<i32> {
         let following = self.following.as_ref();
-        following.map_or_else(HashSet::new, |it| it.forked.by_themselves().clone())
+        following.map_or_else(HashSet::new, |it| it.forked.observed_separately().clone())
     }
 
     /// Returns the sessions, in the order in which they began.
@@ -292,7 +292,7 @@ impl Sessions {
     pub(super) fn gaps(&self) -> Gaps {
         let each = self.each.iter().filter(|one| !one.has_ended);
         let observers = each.filter_map(|one| one.session.observer());
-        Gaps::of_all(observers).but_of_forked(&self.by_themselves())
+        Gaps::of_all(observers).without_separate(&self.observed_separately())
     }
 
     /// What is wrong with the figures, if anything is.

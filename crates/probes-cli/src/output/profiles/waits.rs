@@ -8,7 +8,7 @@ use probes_lib::{Activity, Profile, ProfiledStack, WaitMethod, WaitTimes};
 use serde::Serialize;
 
 use super::ProfileOptions;
-use crate::clock::in_nanoseconds;
+use crate::output::quantiles::Quantiles;
 use crate::text::number_of;
 
 /// By what the waits were found.
@@ -207,29 +207,17 @@ pub(super) struct Distribution {
     pub(super) count: u64,
     pub(super) parts: u64,
     #[serde(flatten)]
-    pub(super) lengths: Option<Lengths>,
-}
-
-/// How long waits were, of which there is one at least.
-#[derive(Debug, Serialize)]
-pub(super) struct Lengths {
-    pub(super) p50_ns: u64,
-    pub(super) p90_ns: u64,
-    pub(super) p99_ns: u64,
-    pub(super) p999_ns: u64,
-    pub(super) max_ns: u64,
+    pub(super) lengths: Option<Quantiles>,
 }
 
 impl Distribution {
     pub(super) fn of(waits: &WaitTimes) -> Distribution {
         let times = waits.times();
-        let part = |share| in_nanoseconds(times.quantile(share));
-        let lengths = || Lengths {
-            p50_ns: part(0.5),
-            p90_ns: part(0.9),
-            p99_ns: part(0.99),
-            p999_ns: part(0.999),
-            max_ns: in_nanoseconds(times.max()),
+        let lengths = || {
+            Quantiles::of(
+                |per_mille| times.quantile(f64::from(per_mille) / 1000.0),
+                times.max(),
+            )
         };
         Distribution {
             count: times.count(),

@@ -234,7 +234,7 @@ impl Prepared {
         };
         let (mut pages, mut pages_since, mut pages_ticks) = (ReadablePages::default(), 0, 0);
         if plan.shared.has_pages() {
-            pages_ticks = ticks.of(PAGES_VALID_FOR);
+            pages_ticks = ticks.ticks_in(PAGES_VALID_FOR);
             pages_since = ticks::now();
             // Read again, because they may have changed since.
             pages = ReadablePages::of(&read_maps(process)?);
@@ -243,11 +243,11 @@ impl Prepared {
         // A little less, because how long a tick is will be known better when pairs are read.
         let slow_from = match plan.slow_from {
             Duration::ZERO => 0,
-            slow_from => ticks.of(slow_from.mul_f64(0.99)),
+            slow_from => ticks.ticks_in(slow_from.mul_f64(0.99)),
         };
         let times = plan.times.map(|TimeRange { from, until }| {
-            let from = ticks.of(from);
-            (from, ticks.of(until).saturating_sub(from))
+            let from = ticks.ticks_in(from);
+            (from, ticks.ticks_in(until).saturating_sub(from))
         });
         Ok(Prepared {
             times,

@@ -242,8 +242,8 @@ impl<T> Removed<T> {
 ///
 /// # Errors
 ///
-/// If the process cannot be stopped or written to, has exited or executed another program. Once the
-/// points are restored, it is an error only if the process has exited or executed another program,
+/// If the process cannot be stopped or written to, has exited or executed a new program. Once the
+/// points are restored, it is an error only if the process has exited or executed a new program,
 /// or if `read` fails: memory that cannot be unmapped stays mapped.
 pub(crate) fn remove<T: Send>(
     process: &Process,

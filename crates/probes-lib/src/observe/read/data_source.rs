@@ -62,7 +62,7 @@ impl ReadMemory for DataSource<'_> {
 
 impl ProcessData<'_> {
     /// Fills each buffer from its address, a thousand of them by one system call. Returns whether that was possible: the
-    /// kernel may not let us, or the process may have executed another program, which has no arena with our number.
+    /// kernel may not let us, or the process may have executed a new program, which has no arena with our number.
     fn read_at_once(&self, pieces: &mut [(LiveAddr, &mut [u8])]) -> bool {
         let Some(arena) = self.arenas.first() else {
             return false;

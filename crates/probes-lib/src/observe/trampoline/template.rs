@@ -111,7 +111,7 @@ pub(super) struct CountTemplate {
     /// The byte that the displaced instructions replace.
     split: usize,
     /// Where the displacement of the counter from the address of a row is.
-    counter: usize,
+    counter_operand: usize,
     fixups: Vec<Fixup>,
 }
 
@@ -138,7 +138,7 @@ impl CountTemplate {
         let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
         let assembled = a.assemble_options(at.0, options)?;
         let split = (assembled.label_ip(&displaced)? - at.0) as usize;
-        let mut counter_at = 0;
+        let mut counter_operand = None;
         let code = assembled.inner.code_buffer;
         let mut fixups = Vec::new();
         let mut decoder = Decoder::with_ip(64, &code, at.0, DecoderOptions::NONE);
@@ -158,8 +158,8 @@ impl CountTemplate {
                 let target = instruction.near_branch_target();
                 (offsets.immediate_offset(), offsets.immediate_size(), target)
             } else {
-                if is_counter {
-                    counter_at = start + offsets.displacement_offset();
+                if is_counter && offsets.displacement_size() == 4 {
+                    counter_operand = Some(start + offsets.displacement_offset());
                 }
                 continue;
             };
@@ -176,7 +176,7 @@ impl CountTemplate {
             at,
             code,
             split,
-            counter: counter_at,
+            counter_operand: counter_operand.ok_or(DoesNotFit)?,
             fixups,
         })
     }
@@ -219,8 +219,8 @@ impl CountTemplate {
                 offset - 1 + displaced.len()
             }
         };
-        let counter = u32::try_from(Rows::displacement(point)).ok()?;
-        code[moved(self.counter)..][..4].copy_from_slice(&counter.to_le_bytes());
+        let displacement = u32::try_from(Rows::displacement(point)).ok()?;
+        code[moved(self.counter_operand)..][..4].copy_from_slice(&displacement.to_le_bytes());
         for fixup in &self.fixups {
             let end = moved(fixup.start) + (fixup.end - fixup.start);
             let inside = fixup.target.wrapping_sub(self.at.0);

@@ -241,7 +241,7 @@ impl HoldJournal {
         }
     }
 
-    /// Deletes the record: the process has exited, or executed another program.
+    /// Deletes the record: the process has exited, or executed a new program.
     pub(crate) fn remove(&self) {
         self.state().remove();
     }

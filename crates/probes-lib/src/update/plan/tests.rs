@@ -373,7 +373,7 @@ fn inconsistent_probe_is_refused_unless_forced() {
     let error = refusal(&simulated, &enable("part"));
     assert_eq!(
         error.to_string(),
-        "1 of 3 sites of \"part\" are enabled and its counter is 1 (an interrupted update?)"
+        "1 of 3 sites of \"part\" are enabled and its counter is 1 (was an update cut off?)"
     );
     assert_eq!(
         steps(&plan(&simulated, &enable("whole"))),

@@ -38,7 +38,7 @@ pub(super) enum End {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Step {
     Done,
-    /// A signal that stays: the instruction has not been executed.
+    /// A signal, also once missing pages are mapped: the instruction was not executed.
     Signal(Signal),
 }
 
@@ -63,10 +63,10 @@ impl Stack {
     pub(super) fn around(tracee: &Tracee, rsp: u64) -> Stack {
         // Trampolines write only to the page of the stack pointer; there may be no more stack below or above it.
         let start = rsp & !(PAGE - 1);
-        let reads = [3, 2, 1]
+        let bytes = [3, 2, 1]
             .into_iter()
             .find_map(|pages| tracee.read(start, pages * PAGE as usize));
-        let bytes = reads.unwrap_or_default();
+        let bytes = bytes.unwrap_or_default();
         Stack { start, bytes }
     }
 }
@@ -184,7 +184,7 @@ impl<'t> Call<'t> {
         };
         let mut pages = Vec::new();
         for accessed in accessed(&decode(&code, registers.rip), &registers) {
-            for address in [accessed.start, accessed.end - 1] {
+            for address in [accessed.start, accessed.end.wrapping_sub(1)] {
                 let page = address & !(PAGE - 1);
                 let is_missing = USER.contains(&page)
                     && self.twin.program.mapping(page).is_none()
@@ -239,7 +239,7 @@ impl<'t> Call<'t> {
             if instruction.flow_control() == FlowControl::IndirectBranch {
                 jumped = program.callee_at(at).filter(|it| it.is_ocaml).map(|_| at);
             }
-            let was_inside = self.trampolines;
+            let trampolines_before = self.trampolines;
             let end = match self.step_both(&before) {
                 Ok(end) => end,
                 Err(_) if jumped.is_some() => return Ok(End::WildJump),
@@ -250,7 +250,7 @@ impl<'t> Call<'t> {
             }
             let after = self.original.registers();
             let other = self.patched.registers();
-            if self.trampolines > was_inside {
+            if self.trampolines > trampolines_before {
                 dead |= (after.eflags ^ other.eflags) & FLAGS;
                 self.compare_vectors()?;
             }

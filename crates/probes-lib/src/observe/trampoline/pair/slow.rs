@@ -43,7 +43,8 @@ impl StartPlace {
         }
     }
 
-    /// Emits the code that puts its address in rdx. Uses rax.
+    /// Emits the code that puts its address in rdx. Expects the hash of the key in r8, or the address of the slot in rcx and
+    /// the depth in rdx; and the address of the shared data in rbx. Changes rax.
     fn find(self, a: &mut CodeAssembler, layout: SharedLayout) -> Result<(), IcedError> {
         if self.is_by_key {
             a.mov(rax, r8)?;
@@ -74,7 +75,7 @@ pub(super) fn keep(
     context: PointContext,
 ) -> Result<(), IcedError> {
     let layout = context.layout;
-    let mut over = a.create_label();
+    let mut done = a.create_label();
     place.find(a, layout)?;
     a.mov(rcx, rdx)?;
     // An incomplete entry is being written by another thread, or by this one if a signal handler has interrupted it:
@@ -83,10 +84,10 @@ pub(super) fn keep(
     if place.is_by_key {
         a.xchg(word_at(rcx, layout_of::NUMBER), rax)?;
         a.cmp(rax, INCOMPLETE as i32)?;
-        a.je(over)?;
+        a.je(done)?;
     } else {
         a.cmp(word_at(rcx, layout_of::NUMBER), rax)?;
-        a.je(over)?;
+        a.je(done)?;
         a.mov(word_at(rcx, layout_of::NUMBER), rax)?;
     }
     a.mov(word_at(rcx, layout_of::TIME), rsi)?;
@@ -100,19 +101,19 @@ pub(super) fn keep(
     a.lea(rsi, qword_ptr(rdx + rax))?;
     a.mov(word_at(rcx, layout_of::TIME), rsi)?;
     a.mov(word_at(rcx, layout_of::NUMBER), rsi)?;
-    a.set_label(&mut over)?;
+    a.set_label(&mut done)?;
     // A label needs an instruction.
     a.nop()
 }
 
-/// Emits the code that goes to `over` unless the time from the start, in r9, to the stop, in rsi, is long. Expects the
+/// Emits the code that goes to `not_slow` unless the time from the start, in r9, to the stop, in rsi, is long. Expects the
 /// address of the shared data in rbx; uses rax.
-pub(super) fn unless_slow(a: &mut CodeAssembler, over: CodeLabel) -> Result<(), IcedError> {
+pub(super) fn unless_slow(a: &mut CodeAssembler, not_slow: CodeLabel) -> Result<(), IcedError> {
     a.mov(rax, rsi)?;
     a.sub(rax, r9)?;
     // A negative time counts as a long one; the reader takes it for zero, and drops the record.
     a.cmp(rax, qword_ptr(rbx + offset(SLOW_FROM)))?;
-    a.jb(over)
+    a.jb(not_slow)
 }
 
 /// Emits the code that records a pair: the stop, and what was kept of the start. Expects the address of the shared data

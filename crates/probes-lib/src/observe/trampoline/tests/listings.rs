@@ -456,12 +456,13 @@ fn recorded_exits_are_golden() {
     );
 }
 
-/// Returns the patch of the entry of a function whose exits are displaced with it: mov %rdi,%rax; ret; int3.
+/// Returns the patch of the entry of a function whose exits are displaced with it: `fldz; nop; ret; int3`, or
+/// `mov %rdi,%rax; ret; int3`.
 fn short_site(uses_x87: bool) -> PatchSite {
-    // Or fldz; ret.
-    let bytes: &[u8] = match uses_x87 {
-        true => b"\xd9\xee\x90\xc3\xcc",
-        false => b"\x48\x89\xf8\xc3\xcc",
+    let bytes: &[u8] = if uses_x87 {
+        b"\xd9\xee\x90\xc3\xcc"
+    } else {
+        b"\x48\x89\xf8\xc3\xcc"
     };
     let start = FileAddr(0x5555_0100_0000);
     let mut code = Code::default();

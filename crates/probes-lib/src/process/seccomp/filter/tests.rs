@@ -273,7 +273,7 @@ fn real_filters_allow_what_observing_needs() {
 }
 
 #[test]
-fn invalid_filters_are_not_trusted() {
+fn invalid_filters_are_rejected() {
     let getpid = call(libc::SYS_getpid, [0; 6]);
     let invalid = |instructions: &[sock_filter]| {
         let filters = [SeccompFilter(instructions.to_vec())];
