@@ -13,7 +13,7 @@ use crate::observers::{rest, watched};
 use crate::support::{command, object, run, states};
 
 const MESSAGE: &str = "the figures of guarded are too low: the process has discarded the patches of 2 sites, \
-                       which record nothing any more";
+                       where no more hits are recorded";
 
 /// The commands that observe a running process.
 const COMMANDS: [&str; 3] = [

@@ -52,7 +52,7 @@ fn each_command_warns_of_forked_children() {
                 format!("hits in forked processes are missing: the process has forked pid {child}")
             };
             let warning = format!(
-                "ocaml-probes: warning: {}\nhint: such a process ",
+                "ocaml-probes: warning: {}\nhint: `-pid CHILD` ",
                 message(child)
             );
             assert_eq!(said.matches(&warning).count(), 1, "{line}: {said}");
@@ -143,7 +143,7 @@ fn terminals_show_that_hits_are_missing() {
             target.ask("child", "child");
             terminal.wait_for("hits in forked processes are missing");
             terminal.press(&["C-c"]);
-            terminal.wait_for("hint: such a process");
+            terminal.wait_for("hint: `-pid CHILD`");
             target.ask("quit", "forked");
         }
     }

@@ -14,7 +14,7 @@ use crate::support::{command, object};
 
 fn message() -> String {
     format!(
-        "functions in {} are not observed: the process has loaded it since",
+        "functions in {} are not observed: the process has loaded it since the observation began",
         fixture("objects/plugin.so").display()
     )
 }

@@ -20,6 +20,12 @@ const REACH: u64 = (1 << 31) - (1 << 20);
 /// Kept unmapped around an arena, so that the kernel does not merge it with an adjacent mapping.
 const GAP: u64 = 1 << 20;
 
+/// The same around an arena of one point whose window has no room with [`GAP`].
+const NARROW_GAP: u64 = 16 * PAGE;
+
+/// How far the stack of the main thread may grow down.
+const STACK_ROOM: u64 = 1 << 30;
+
 /// The distance between two addresses that are tried one after the other.
 const STEP: u64 = 16 << 20;
 
@@ -28,7 +34,7 @@ const STEP: u64 = 16 << 20;
 const WIDE: u64 = 1 << 30;
 
 /// How many arenas there are at most within windows. Each adds some 50 us to the stop time.
-const MAX_NARROW: usize = 16;
+const MAX_NARROW: usize = 128;
 
 /// Where the arenas of a plan are, or which of its points have no room.
 pub(crate) enum Placed {
@@ -54,13 +60,14 @@ pub(crate) fn place(
     observer: &ObserverRecord,
 ) -> Result<Placed> {
     let mut placing = Placing {
-        occupied: maps.iter().map(|it| (it.start.0, it.end.0)).collect(),
+        occupied: maps.iter().map(occupied).collect(),
         arenas: Vec::new(),
         trampoline_len,
         shared: plan.shared,
         is_filtered: plan.is_filtered(),
         is_sampled: plan.is_sampled(),
         observer,
+        arenas_in_windows: MAX_NARROW,
     };
     let windows: HashMap<LiveAddr, Range<u64>> = plan
         .points
@@ -80,6 +87,7 @@ pub(crate) fn place(
     let mut no_room = Vec::new();
     let wide = plan.points.partition_point(|it| window(it).is_none());
     let (mut rest, mut narrow) = plan.points.split_at(wide);
+    let mut groups = Vec::new();
     while let Some(first) = rest.first() {
         let first = first.point.address.0;
         // Half of the reach, so that there is room on both sides.
@@ -95,41 +103,19 @@ pub(crate) fn place(
             }
         }
     }
-    let near = placing.arenas.len();
-    let mut order: Vec<LiveAddr> = Vec::new();
-    while let [first, ..] = narrow {
-        let mut many = placing.most_within(narrow.iter().filter_map(window));
-        let is_full = placing.arenas.len() - near >= MAX_NARROW;
-        let placed = !is_full
-            && loop {
-                let these = &narrow[..many];
-                let window = shared_window(these.iter().filter_map(window));
-                if placing.place_within(these, &window).is_some() {
-                    break true;
-                }
-                many /= 2;
-                if many == 0 {
-                    break false;
-                }
-            };
-        if !placed {
-            many = 1;
-            if let PointOf::Function(function) = first.of {
-                no_room.push(function);
-            }
-        }
-        narrow = &narrow[many..];
+    while !narrow.is_empty() {
+        let many = placing.most_within(narrow.iter().filter_map(window));
+        let (group, others) = narrow.split_at(many);
+        groups.push(group);
+        narrow = others;
     }
+    no_room.extend(placing.place_groups(groups, window));
     if !no_room.is_empty() {
         no_room.sort_unstable();
         return Ok(Placed::NoRoom(no_room));
     }
-    order.extend(
-        placing
-            .arenas
-            .iter()
-            .flat_map(|arena| arena.points.iter().map(|it| it.address)),
-    );
+    let order = placing.arenas.iter().flat_map(|it| &it.points);
+    let order: Vec<LiveAddr> = order.map(|it| it.address).collect();
     let arenas = placing.arenas;
     if arenas.is_empty() {
         return Err(Error::of_process(pid, ObserveError::NoSites));
@@ -137,6 +123,16 @@ pub(crate) fn place(
     let index: HashMap<LiveAddr, usize> = order.into_iter().zip(0..).collect();
     plan.sort_by_key(|planned| index.get(&planned.point.address).copied());
     Ok(Placed::Arenas(arenas))
+}
+
+/// Returns the addresses of a mapping, and those that a stack may need.
+fn occupied(mapping: &Mapping) -> (u64, u64) {
+    let room = if mapping.path() == b"[stack]" {
+        STACK_ROOM
+    } else {
+        0
+    };
+    (mapping.start.0.saturating_sub(room), mapping.end.0)
 }
 
 /// Returns the addresses that all of these windows have in common.
@@ -156,6 +152,8 @@ struct Placing<'o> {
     is_filtered: bool,
     is_sampled: bool,
     observer: &'o ObserverRecord,
+    /// How many there may be within windows.
+    arenas_in_windows: usize,
 }
 
 impl Placing<'_> {
@@ -173,6 +171,7 @@ impl Placing<'_> {
             points: planned.iter().map(|planned| planned.point).collect(),
             semaphores,
             trampoline_len: self.trampoline_len,
+            lead: 0,
             shared: if self.arenas.is_empty() {
                 self.shared
             } else {
@@ -201,33 +200,67 @@ impl Placing<'_> {
 
     /// Places an arena whose trampolines begin in `window`.
     fn place_within(&mut self, planned: &[PlannedPoint], window: &Range<u64>) -> Option<()> {
-        let mut arena = self.arena(planned);
-        let first = arena.trampoline(0).0;
+        let arena = self.arena(planned);
+        let of_one = (planned.len() == 1).then_some(NARROW_GAP);
+        let mut gaps = [GAP].into_iter().chain(of_one);
+        let arena = gaps.find_map(|gap| self.moved_into(&arena, window, gap))?;
+        self.add(arena);
+        Some(())
+    }
+
+    /// Places arenas for groups of points, each of which shares a window; returns the functions for which there is no room.
+    fn place_groups<'w>(
+        &mut self,
+        mut groups: Vec<&[PlannedPoint]>,
+        window: impl Fn(&PlannedPoint) -> Option<&'w Range<u64>>,
+    ) -> Vec<usize> {
+        let mut no_room = Vec::new();
+        // Taken from the end: the largest first, so that the arenas that there may be hold as many points as possible.
+        groups.sort_by_key(|group| group.len());
+        let full = self.arenas.len() + self.arenas_in_windows;
+        while let Some(group) = groups.pop() {
+            let shared = shared_window(group.iter().filter_map(&window));
+            let is_full = self.arenas.len() >= full;
+            if !is_full && self.place_within(group, &shared).is_some() {
+                continue;
+            }
+            match group {
+                [_, _, ..] if !is_full => groups.extend(group.chunks(group.len().div_ceil(2))),
+                _ => no_room.extend(group.iter().filter_map(PlannedPoint::function)),
+            }
+        }
+        no_room
+    }
+
+    /// Returns the arena at the lowest free address at which its trampolines begin in `window`.
+    fn moved_into(&self, arena: &Arena, window: &Range<u64>, gap: u64) -> Option<Arena> {
+        let mut arena = arena.clone();
         let last = arena.trampoline(arena.points.len() - 1).0;
-        let len = arena.code_len() + arena.data_len();
-        let mut start = window
-            .start
-            .saturating_sub(first)
-            .next_multiple_of(PAGE)
-            .max(STEP);
+        // Where the arena would have to begin for its first trampoline to begin where the window does.
+        let lowest = window.start.saturating_sub(arena.trampoline(0).0);
+        let mut start = lowest.next_multiple_of(PAGE);
+        if start + last >= window.end {
+            start = lowest & !(PAGE - 1);
+        }
+        start = start.max(STEP);
         loop {
-            let end = start + len;
-            if start + last >= window.end || end >= 1 << 47 {
+            arena.lead = lowest.saturating_sub(start);
+            let end = start + arena.code_len() + arena.data_len();
+            if start + arena.lead + last >= window.end || end >= 1 << 47 {
                 return None;
             }
-            let (from, to) = (start.saturating_sub(GAP), end + GAP);
+            let (from, to) = (start.saturating_sub(gap), end + gap);
             let overlapping = self
                 .occupied
                 .iter()
                 .filter(|&&(begin, end)| end > from && begin < to);
             match overlapping.map(|&(_, end)| end).max() {
-                Some(occupied) => start = (occupied + GAP).next_multiple_of(PAGE),
+                Some(occupied) => start = (occupied + gap).next_multiple_of(PAGE),
                 None => break,
             }
         }
         arena.code = LiveAddr(start);
-        self.add(arena);
-        Some(())
+        Some(arena)
     }
 
     /// Returns how many of the first windows have enough addresses in common for the trampolines of all of them; at
@@ -502,6 +535,20 @@ mod tests {
         arenas
     }
 
+    /// Nothing is mapped or placed so far.
+    fn placing(trampoline_len: u64, observer: &ObserverRecord) -> Placing<'_> {
+        Placing {
+            occupied: Vec::new(),
+            arenas: Vec::new(),
+            trampoline_len,
+            shared: SharedLayout::default(),
+            is_filtered: false,
+            is_sampled: false,
+            observer,
+            arenas_in_windows: MAX_NARROW,
+        }
+    }
+
     /// Returns which functions have no room.
     fn without_room(plan: &mut ObservationPlan, occupied: &[Range<u64>]) -> Vec<usize> {
         match place(1, plan, LINE, &maps(occupied), &ObserverRecord::default()).unwrap() {
@@ -548,8 +595,28 @@ mod tests {
         // Trampolines may begin up to the end of the window.
         let last = begin(&only(page - MIB..page + WINDOW - MIB - PAGE));
         assert!((WINDOW - 2 * PAGE..WINDOW).contains(&last), "{last:x}");
-        let full = page - MIB..page + WINDOW - MIB + PAGE;
+        let full = page - MIB..page + WINDOW;
         assert_eq!(without_room(&mut plan, &[full]), [0]);
+    }
+
+    #[test]
+    fn trampoline_begins_where_the_only_jump_leads() {
+        // ret; call: four bytes of the call stay as they are.
+        let code = b"\xc3\xe8\x0a\x80\x08\x00";
+        let target = HIGH + 5 + 0x0880_0ae8;
+        for (nearest, has_room) in [(MIB, true), (20 * PAGE, true), (4 * PAGE, false)] {
+            let mut plan = plan_of_functions(&[(HIGH, code)]);
+            let page = target & !(PAGE - 1);
+            let mapped = page + LEN + PAGE + nearest;
+            let maps = maps(&only(mapped..mapped + PAGE));
+            let placed = place(1, &mut plan, LINE, &maps, &ObserverRecord::default()).unwrap();
+            match placed {
+                Placed::Arenas(arenas) => assert_eq!(arenas[0].trampoline(0).0, target),
+                Placed::NoRoom(functions) => assert_eq!(functions, [0]),
+            }
+            let is_placed = without_room(&mut plan, &only(mapped..mapped + PAGE)).is_empty();
+            assert_eq!(is_placed, has_room, "{nearest:x}");
+        }
     }
 
     #[test]
@@ -600,20 +667,25 @@ mod tests {
     }
 
     #[test]
-    fn at_most_sixteen_arenas_are_in_windows() {
-        // No two have a window in common.
+    fn arenas_in_windows_are_few_and_hold_many() {
+        let observer = ObserverRecord::default();
+        let mut placing = placing(LINE, &observer);
+        // No two have a window in common, but for the last.
         let at = |index: u64| HIGH + 32 * MIB * index;
-        let functions: Vec<(u64, &[u8])> = (0..18).map(|it| (at(it), PUNNED)).collect();
-        let mut plan = plan_of_functions(&functions[..16]);
-        assert_eq!(reached_arenas(&mut plan, LINE, &[]).len(), 16);
-        let mut plan = plan_of_functions(&functions);
-        assert_eq!(without_room(&mut plan, &[]), [16, 17]);
-        // One that is near any points does not count.
-        let functions = [&functions[..16], &[(HIGH + 0x100, PLAIN)]].concat();
-        assert_eq!(
-            reached_arenas(&mut plan_of_functions(&functions), LINE, &[]).len(),
-            17
-        );
+        let mut functions: Vec<(u64, &[u8])> = (0..4).map(|it| (at(it), PUNNED)).collect();
+        functions.push((at(3) + 0x100, PUNNED));
+        let plan = plan_of_functions(&functions);
+        let windows: Vec<Range<u64>> = functions
+            .iter()
+            .map(|(at, _)| window_of(*at)..window_of(*at) + WINDOW)
+            .collect();
+        let window = |planned: &PlannedPoint| windows.get(planned.function()?);
+        let groups = [0..1, 1..2, 2..3, 3..5].map(|range| &plan.points[range]);
+        placing.arenas_in_windows = 3;
+        let no_room = placing.place_groups(groups.to_vec(), window);
+        assert_eq!(no_room, [0]);
+        let sizes: Vec<usize> = placing.arenas.iter().map(|it| it.points.len()).collect();
+        assert_eq!(sizes, [2, 1, 1]);
     }
 
     #[test]

@@ -129,6 +129,14 @@ pub(crate) enum PointOf {
 }
 
 impl PlannedPoint {
+    /// Returns the index of its function, if it is at one.
+    pub(crate) fn function(&self) -> Option<usize> {
+        match self.of {
+            PointOf::Site(_) => None,
+            PointOf::Function(function) => Some(function),
+        }
+    }
+
     /// Returns the index of its site, if it is one.
     pub(crate) fn site(&self) -> Option<usize> {
         match self.of {

@@ -176,6 +176,8 @@ pub(crate) fn arena_code(
         ..ArenaCode::default()
     };
     code.bytes.extend(count::routine(arena, claims_rows)?);
+    let first = arena.trampoline(0).0 - arena.code.0;
+    code.bytes.resize(first as usize, NOP);
     let templates = CountTemplates::of(arena.trampoline(0), CountPointers::of(arena))?;
     for (index, planned) in planned.iter().enumerate() {
         let at = arena.trampoline(index);

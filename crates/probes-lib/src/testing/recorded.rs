@@ -23,6 +23,7 @@ impl RecordedData {
             points: plan.points.iter().map(|it| it.point).collect(),
             semaphores: Vec::new(),
             trampoline_len: LINE,
+            lead: 0,
             shared: plan.shared,
             is_filtered: plan.is_filtered(),
             is_sampled: plan.is_sampled(),

@@ -42,7 +42,10 @@ use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::jump::SHORT_LEN;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
+
+/// The versions whose arenas are laid out as now. In the first, no trampolines were moved ([`Arena::lead`]).
+const CURRENT_VERSIONS: RangeInclusive<u32> = 6..=VERSION;
 
 /// The versions with a row of counters for each group of threads. What their tools have left is removed as well.
 const VERSIONS_OF_GROUPS: RangeInclusive<u32> = 4..=5;
@@ -61,7 +64,10 @@ const ENTRY_LEN: usize = 24;
 /// Where the fields of the header begin.
 const VERSION_AT: usize = 16;
 const COUNT_AT: usize = 20;
+/// The length of a trampoline; from bit [`LEAD_BIT`] on, how far the first one is moved.
 const TRAMPOLINE_LEN_AT: usize = 24;
+const LEAD_BIT: u32 = 20;
+const _: () = assert!(MAX_TRAMPOLINE_LEN < 1 << LEAD_BIT && PAGE <= 1 << (32 - LEAD_BIT));
 const PAIRS_AT: usize = 28;
 /// How many bits the number of pairs has; the number of the layout of the histograms follows it.
 const PAIRS_BITS: u32 = 7;
@@ -158,6 +164,8 @@ pub(crate) struct Arena {
     pub(crate) semaphores: Vec<SemaphoreRecord>,
     /// The length of a trampoline in bytes.
     pub(crate) trampoline_len: u64,
+    /// How many bytes stay unused before the first trampoline, less than a page, so that it begins where a jump leads.
+    pub(crate) lead: u64,
     /// The layout of the shared data: empty if another arena has them.
     pub(crate) shared: SharedLayout,
     /// Whether hits are filtered: each point has a second counter, for those that the filter has no answer for.
@@ -285,7 +293,7 @@ impl Arena {
             HeaderVersion::Current(_) => ROUTINE_LEN,
             _ => 0,
         };
-        let trampolines = self.routine().plus(routine_len);
+        let trampolines = self.routine().plus(routine_len + self.lead);
         trampolines.plus(self.trampoline_len * index as u64)
     }
 
@@ -335,10 +343,8 @@ impl Arena {
         let mut put = |at: usize, field: &[u8]| bytes[at..at + field.len()].copy_from_slice(field);
         put(0, &MAGIC);
         put(COUNT_AT, &(self.points.len() as u32).to_le_bytes());
-        put(
-            TRAMPOLINE_LEN_AT,
-            &(self.trampoline_len as u32).to_le_bytes(),
-        );
+        let lengths = self.trampoline_len | self.lead << LEAD_BIT;
+        put(TRAMPOLINE_LEN_AT, &(lengths as u32).to_le_bytes());
         let values = self.shared.values.number() << PAIRS_BITS;
         put(PAIRS_AT, &(self.shared.pairs | values).to_le_bytes());
         put(DATA_AT, &self.data().0.to_le_bytes());
@@ -432,7 +438,7 @@ impl Arena {
             let mut record = [0; OBSERVER_RECORD_LEN];
             read(code.plus(OBSERVER_AT as u64), &mut record)?;
             let record = ObserverRecord::parse(&record);
-            if version == VERSION {
+            if CURRENT_VERSIONS.contains(&version) {
                 HeaderVersion::Current(record)
             } else {
                 HeaderVersion::Grouped(record)
@@ -458,11 +464,13 @@ impl Arena {
             1 => StackCopies::OF_THREADS,
             _ => StackCopies::None,
         };
+        let lengths = number(&header, TRAMPOLINE_LEN_AT);
         let arena = Arena {
             code,
             points: table.chunks_exact(ENTRY_LEN).map(parse_entry).collect(),
             semaphores: semaphores.map(SemaphoreRecord::parse).collect(),
-            trampoline_len: u64::from(number(&header, TRAMPOLINE_LEN_AT)),
+            trampoline_len: u64::from(lengths & ((1 << LEAD_BIT) - 1)),
+            lead: u64::from(lengths >> LEAD_BIT),
             shared: SharedLayout {
                 pairs: number(&header, PAIRS_AT) & ((1 << PAIRS_BITS) - 1),
                 record_len: (number(&header, RECORD_LEN_AT) & ((1 << KEPT_LEN_BIT) - 1))
@@ -530,7 +538,7 @@ impl Arena {
 
 /// Returns whether headers of this version have the record of the observer.
 fn has_record(version: u32) -> bool {
-    version == VERSION || VERSIONS_OF_GROUPS.contains(&version)
+    CURRENT_VERSIONS.contains(&version) || VERSIONS_OF_GROUPS.contains(&version)
 }
 
 /// In an entry, one byte: what an instruction is.
@@ -638,6 +646,7 @@ mod tests {
             points: (0..100).map(point).collect(),
             semaphores: Vec::new(),
             trampoline_len: 4 * LINE,
+            lead: 0,
             shared: SharedLayout {
                 pairs: 2,
                 record_len: record::len(3),
@@ -903,6 +912,19 @@ mod tests {
     }
 
     #[test]
+    fn moved_trampolines_are_found() {
+        let (mut arena, _) = arena();
+        let first = arena.trampoline(0);
+        for lead in [1, 77, PAGE - 1] {
+            arena.lead = lead;
+            let found = find(&arena, &bytes_of(&arena)).unwrap();
+            assert_eq!(found, arena);
+            assert_eq!(found.trampoline(0), first.plus(lead));
+            assert!(found.trampoline(100).0 <= found.data().0);
+        }
+    }
+
+    #[test]
     fn arena_of_groups_is_found() {
         for (points, counters_len) in [(100, 16 * 0x1000), (600, 16 * 0x2000)] {
             let mut arena = with_points(1..points + 1, LINE);
@@ -923,6 +945,8 @@ mod tests {
                 assert_eq!(found.shared_at(), found.data().plus(counters_len));
             }
             bytes[VERSION_AT] = 6;
+            assert_eq!(find(&arena, &bytes), None);
+            bytes[VERSION_AT] = VERSION as u8 + 1;
             assert_eq!(find(&arena, &bytes), None);
         }
     }

@@ -321,6 +321,7 @@ mod tests {
             points: planned.iter().map(|planned| planned.point).collect(),
             semaphores: Vec::new(),
             trampoline_len: LINE,
+            lead: 0,
             shared: SharedLayout::default(),
             is_filtered: false,
             is_sampled: false,

@@ -250,6 +250,7 @@ mod tests {
             points: vec![point],
             semaphores: Vec::new(),
             trampoline_len: LINE,
+            lead: 0,
             shared: SharedLayout::default(),
             is_filtered: false,
             is_sampled: false,

@@ -667,6 +667,7 @@ fn arena_of(plan: &ObservationPlan, code: u64, trampoline_len: u64) -> Arena {
         code: LiveAddr(code),
         points: plan.points.iter().map(|planned| planned.point).collect(),
         trampoline_len,
+        lead: 0,
         shared: plan.shared,
         is_filtered: plan.is_filtered(),
         is_sampled: plan.is_sampled(),
