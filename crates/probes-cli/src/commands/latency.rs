@@ -88,8 +88,8 @@ without calls are left out. In plain format,
 COUNT are the calls that ended with an exit: a return, or a jump to another function in tail
 position. RUNNING have not ended yet. UNMATCHED_EXITS are those of calls that had begun before. LOST
 were not recorded: 500 other timed calls of their stack had not ended yet; there were more than
-about a thousand stacks; or, rarely, registers could not be saved at an exit of a function that is
-not OCaml's. UNWOUND ended without an exit: by an exception, by longjmp(3), or with their
+about a thousand stacks; or registers could not be saved at an exit of a function that is not
+OCaml's, rarely but with more busy threads than processors. UNWOUND ended without an exit: by an exception, by longjmp(3), or with their
 thread. -gc selects the functions of OCaml's garbage collector: minor and slice are its usual
 pauses.
 
@@ -253,7 +253,8 @@ fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
 /// Warns of calls that were not timed, which may be most of them.
 pub(super) fn warn_of_lost_calls(messages: &Messages, latencies: &Latencies<'_>) {
     if let Some(caution) = latencies.lost_calls() {
-        let hint = "the outermost 500 calls of each stack are timed, on a thousand stacks, those of OCaml 5's fibers among them; docs/functions.md has other reasons";
+        let hint = "the outermost 500 calls of each stack are timed, on a thousand stacks, those of OCaml 5's fibers among them; with more busy threads than \
+                    processors, calls of C functions are lost, too: fewer functions lose fewer; docs/functions.md has the reasons";
         messages.warning(WarningKind::LostCalls, &caution, hint);
     }
 }

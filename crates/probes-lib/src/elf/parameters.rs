@@ -25,8 +25,8 @@ type DebugEntry<'e, 'd> = DebuggingInformationEntry<'e, 'e, DwarfBytes<'d>>;
 pub(crate) struct Signature {
     /// There may be more than there are registers.
     pub(crate) arguments: Vec<RegisterValue>,
-    /// A word if it has no result, or one elsewhere.
-    pub(crate) result: RegisterValue,
+    /// `None` if it has no result, or one elsewhere.
+    pub(crate) result: Option<RegisterValue>,
 }
 
 /// A value in a general register, of which other bits are not defined.
@@ -78,7 +78,9 @@ impl Signature {
         for (one, other) in self.arguments.iter_mut().zip(other.arguments) {
             merge(one, other);
         }
-        merge(&mut self.result, other.result);
+        if self.result != other.result {
+            self.result = Some(RegisterValue::WORD);
+        }
         Some(self)
     }
 }
@@ -268,12 +270,11 @@ impl<'d> DwarfUnit<'_, 'd> {
         };
         let result = match result {
             Passed::General(value) => Some(value),
-            Passed::Elsewhere => Some(RegisterValue::WORD),
-            Passed::Unknown => None,
+            Passed::Elsewhere => None,
+            Passed::Unknown => return None,
         };
         let arguments = Vec::new();
-        let signature = result.map(|result| Signature { arguments, result });
-        signature.filter(|_| is_normal)
+        is_normal.then_some(Signature { arguments, result })
     }
 
     /// Returns where the code of a function begins.
@@ -457,15 +458,15 @@ mod tests {
                 let glob = crate::FunctionSelector::Glob(name.parse().unwrap());
                 functions.select(&[glob]).unwrap()[0].function.range().start
             };
-            // Of each argument, then of the result: its size, negative if it may be.
+            // Of each argument, then of the result: its size, negative if it may be; 0 if it has none.
             type Sizes = (&'static [i8], i8);
             let expected: [(&str, Option<Sizes>); 8] = [
                 ("numbers", Some((&[-4, 8, 8, -2, -1, 8], 8))),
                 ("texts", Some((&[8, 8, 8, 8, 8, -4], 8))),
                 ("narrow", Some((&[-4, 4, -2, 2, -1, 1], -4))),
-                ("floats", Some((&[-4], 8))),
-                ("scales", Some((&[-4], 8))),
-                ("takes", Some((&[8], 8))),
+                ("floats", Some((&[-4], 0))),
+                ("scales", Some((&[-4], 0))),
+                ("takes", Some((&[8], 0))),
                 ("pairs", None),
                 ("pair", None),
             ];
@@ -478,7 +479,7 @@ mod tests {
             for ((name, expected), at) in expected.into_iter().zip(addresses) {
                 let signature = expected.map(|(arguments, result)| Signature {
                     arguments: arguments.iter().map(|it| value(*it)).collect(),
-                    result: value(result),
+                    result: (result != 0).then(|| value(result)),
                 });
                 assert_eq!(found.get(&at), signature.as_ref(), "{name}");
             }
@@ -687,10 +688,12 @@ mod tests {
             arguments: arguments.to_vec(),
             result,
         };
-        let merged = of(&[int, byte], int).merge(of(&[int, int], byte));
+        let merged = of(&[int, byte], Some(int)).merge(of(&[int, int], Some(byte)));
         let word = RegisterValue::WORD;
-        assert_eq!(merged, Some(of(&[int, word], word)));
-        assert_eq!(of(&[int], int).merge(of(&[], int)), None);
+        assert_eq!(merged, Some(of(&[int, word], Some(word))));
+        let merged = of(&[int], None).merge(of(&[int], Some(int)));
+        assert_eq!(merged, Some(of(&[int], Some(word))));
+        assert_eq!(of(&[int], None).merge(of(&[], None)), None);
     }
 
     #[test]

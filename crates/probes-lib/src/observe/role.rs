@@ -209,8 +209,8 @@ pub(crate) struct WatchRole {
     /// What they are, of a USDT probe, and of a function of C of which it is known; of probes of OCaml, the site tells;
     /// others are words.
     pub(crate) formats: Vec<ArgumentFormat>,
-    /// What the result of a function is.
-    pub(crate) result_format: ArgumentFormat,
+    /// What the result of a function is; `None` if it has none, or one that is not in a general register.
+    pub(crate) result_format: Option<ArgumentFormat>,
     /// One in so many hits is recorded; `None`: all.
     pub(crate) sample: Option<NonZeroU64>,
     /// Of a point in a function; the others are sites.

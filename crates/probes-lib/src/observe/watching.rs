@@ -174,7 +174,8 @@ impl WatchedWords {
             ParameterKind::Value
         } else {
             let known = self.signatures.get(&address);
-            known.map_or(ParameterKind::Word, |it| format_of(it.result).kind())
+            let result = known.and_then(|it| it.result);
+            result.map_or(ParameterKind::Word, |it| format_of(it).kind())
         };
         let scope = Scope::of_exits(format!("function {name}"), name, result);
         (self.limited(scope), vec![ArgumentSource::RESULT])
@@ -354,10 +355,10 @@ impl Watching {
             },
             sample: self.sample,
             formats: self.formats(),
-            result_format: self
-                .signature
-                .as_ref()
-                .map_or(ArgumentFormat::WORD, |it| format_of(it.result)),
+            result_format: match &self.signature {
+                Some(signature) => signature.result.map(format_of),
+                None => Some(ArgumentFormat::WORD),
+            },
             function: Some(function),
             is_ocaml: function.is_ocaml,
         }

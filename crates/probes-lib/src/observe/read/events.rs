@@ -373,7 +373,9 @@ struct WatchedPoint {
     /// Whether it is an end of pairs.
     is_pair_end: bool,
     arguments: Vec<ArgumentShape>,
-    /// If results are recorded.
+    /// Whether returns are recorded.
+    has_results: bool,
+    /// If results are recorded, and there is one.
     result: Option<ArgumentShape>,
     /// Whether all exits are recorded, and where calls are.
     has_frames: bool,
@@ -512,7 +514,7 @@ impl EventReader {
         };
         let is_possible = match kind {
             EventKind::Hit => true,
-            EventKind::Return => watched.has_frames || !shapes.is_empty(),
+            EventKind::Return => watched.has_frames || watched.has_results,
             EventKind::Jump => watched.has_frames,
         };
         if !watched.is_watched || !is_possible {
@@ -681,7 +683,9 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
             is_watched: role.watched.is_some(),
             is_pair_end: !role.ends.is_empty(),
             arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
-            result: has_results.then(|| shape((&ArgumentSource::RESULT, watched.result_format))),
+            has_results,
+            result: (watched.result_format.filter(|_| has_results))
+                .map(|format| shape((&ArgumentSource::RESULT, format))),
             has_frames: watched.function.is_some_and(|it| it.exits_on.is_some()),
         };
         points.insert(index, watched);
@@ -712,6 +716,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                 },
                 is_watched: role.watched.is_some(),
                 is_pair_end: !role.ends.is_empty(),
+                has_results: false,
                 result: None,
                 has_frames: false,
                 arguments: shapes.collect(),

@@ -12,8 +12,6 @@
 //! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or behind a lock
 //! (trampoline/saved.rs).
 
-use std::slice;
-
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, byte_ptr, eax, edi, edx, esi, get_xmm, qword_ptr, r14, rax, rbx, rcx,
@@ -152,10 +150,12 @@ fn recorded(
         },
         RecordedEvent::Exit(kind) => Arguments {
             sources: match kind {
-                ExitKind::Return if function.has_results => &[ArgumentSource::RESULT],
+                ExitKind::Return if function.has_results && watched.result_format.is_some() => {
+                    &[ArgumentSource::RESULT]
+                }
                 _ => &[],
             },
-            formats: slice::from_ref(&watched.result_format),
+            formats: watched.result_format.as_slice(),
             words: function.result,
             context,
         },

@@ -146,7 +146,7 @@ fn saved_registers_are_found_as_arguments() {
         },
         watched: Some(WatchRole {
             formats: Vec::new(),
-            result_format: Default::default(),
+            result_format: Some(Default::default()),
             function: None,
             is_ocaml: false,
             sample: None,
@@ -207,7 +207,7 @@ fn whole_listing_is_golden() {
         },
         watched: Some(WatchRole {
             formats: Vec::new(),
-            result_format: Default::default(),
+            result_format: Some(Default::default()),
             function: None,
             is_ocaml: false,
             sample: None,
@@ -431,7 +431,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
         marks: Marks::default(),
         watched: many.map(|many| WatchRole {
             formats: Vec::new(),
-            result_format: Default::default(),
+            result_format: Some(Default::default()),
             point,
             arguments: vec![ArgumentSource::Register(Register::R12); many],
             sample: None,

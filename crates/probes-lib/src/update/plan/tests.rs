@@ -328,7 +328,7 @@ fn partly_enabled_result_is_refused_unless_forced() {
     assert_eq!(
         refusal(&simulated, &disable("many")).to_string(),
         "probe \"many\" has counters that differ (1 to 3): another tool, such as SystemTap, has enabled some of \
-         its sites, and disabling it would leave those on"
+         its sites, and disabling it would leave those sites enabled"
     );
     let off = plan(&simulated, &disable("many").force(true));
     assert_eq!(steps(&off), ["1->0 3->0 1->0", "7 x 3d"]);

@@ -260,6 +260,7 @@ fn watch_role(function: WatchedFunction, arguments: &[ArgumentSource]) -> WatchR
         arguments: arguments.to_vec(),
         function: Some(function),
         is_ocaml: function.is_ocaml,
+        result_format: Some(ArgumentFormat::WORD),
         ..WatchRole::default()
     }
 }
