@@ -171,6 +171,14 @@ impl Unwinder {
         row.ok_or(StackEnd::NoUnwindInfo(within))
     }
 
+    /// Returns whether two addresses are in the code of one function.
+    fn is_one_function(&mut self, one: LiveAddr, other: LiveAddr) -> bool {
+        let (Ok(row), Some(object)) = (self.row(one), self.object(other.0)) else {
+            return false;
+        };
+        row.function.contains(&object.bias.file(other).0)
+    }
+
     /// Returns the frames of the stack of a thread that has these registers.
     pub(crate) fn unwind(
         &mut self,
@@ -204,16 +212,20 @@ impl Unwinder {
                 LiveAddr(registers.ip.wrapping_sub(1))
             };
             stack.frames.push(RawFrame { address, within });
+            let mut described = within;
             if is_exact && stack.frames.len() == 1 {
                 let handler = ocaml::handler_of_raised(&registers, memory);
                 if let Some(handler) = handler.filter(|it| self.has_code(LiveAddr(it.ip))) {
                     registers = handler;
-                    continue;
+                    described = LiveAddr(handler.ip);
+                    if !self.is_one_function(within, described) {
+                        continue;
+                    }
                 }
             }
             let next = self.next(
                 &mut registers,
-                within,
+                described,
                 &mut is_exact,
                 may_guess,
                 &mut switches,

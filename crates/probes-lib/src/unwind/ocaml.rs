@@ -1,67 +1,123 @@
 //! What the code of OCaml does to its stack, and its unwind tables do not say.
 
 use super::memory::StackMemory;
-use super::registers::{FrameRegisters, RSP};
-
-/// `pop` of the word at the top of the stack into the state of the domain (r14), or where r11 points, and `ret`.
-const POPS: [&[u8]; 3] = [
-    &[0x41, 0x8f, 0x46],
-    &[0x41, 0x8f, 0x86],
-    &[0x41, 0x8f, 0x03],
-];
-/// How many bytes of an offset follow each of them.
-const OFFSETS: [usize; 3] = [1, 4, 0];
-/// `lea offset(%r14), %r11` without its offset, which is one byte.
-const LEA: [u8; 3] = [0x4d, 0x8d, 0x5e];
-const LEA_LEN: usize = 4;
-const RET: u8 = 0xc3;
+use super::registers::{FrameRegisters, R11, RSP};
 
 /// No code is at lower addresses: `vm.mmap_min_addr` (mmap(2)).
 pub(super) const LOWEST_CODE: u64 = 1 << 16;
 
-/// Code that raises an exception sets the stack pointer to that of the innermost exception handler. Then `pop`, in
-/// OCaml 5 after a `lea`, makes the next outer handler the innermost one, and `ret` jumps to the handler
-/// (`caml_raise_exn` of runtime/amd64.S, and the code that ocamlopt makes of `raise`). Returns the registers with which
-/// the handler begins, if one of these instructions is executed next.
+/// The instructions of a [raise sequence](handler_of_raised), each with its bytes up to an offset, and the number of
+/// the bytes of the offset. An offset from r14 is one in the state of the domain.
+const RAISE: [(Instruction, &[u8], usize); 12] = [
+    // mov offset(%r14), %rsp
+    (Instruction::SetStackPointer, &[0x49, 0x8b, 0x66], 1),
+    (Instruction::SetStackPointer, &[0x49, 0x8b, 0xa6], 4),
+    // lea offset(%r14), %r11
+    (Instruction::Other, &[0x4d, 0x8d, 0x5e], 1),
+    (Instruction::Other, &[0x4d, 0x8d, 0x9e], 4),
+    // pop offset(%r14), or pop (%r11)
+    (Instruction::Pop, &[0x41, 0x8f, 0x46], 1),
+    (Instruction::Pop, &[0x41, 0x8f, 0x86], 4),
+    (Instruction::Pop, &[0x41, 0x8f, 0x03], 0),
+    // mov offset(%r14), %r15
+    (Instruction::Other, &[0x4d, 0x8b, 0x7e], 1),
+    (Instruction::Other, &[0x4d, 0x8b, 0xbe], 4),
+    // pop %r11
+    (Instruction::PopR11, &[0x41, 0x5b], 0),
+    // jmp *%r11
+    (Instruction::JumpR11, &[0x41, 0xff, 0xe3], 0),
+    // ret
+    (Instruction::Return, &[0xc3], 0),
+];
+
+/// A raise sequence has no more bytes than that.
+const MAX_RAISE_LEN: usize = 32;
+
+/// What an instruction of a raise sequence does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Instruction {
+    /// Sets the stack pointer to that of the innermost exception handler.
+    SetStackPointer,
+    /// Makes the next outer handler the innermost one.
+    Pop,
+    PopR11,
+    JumpR11,
+    Return,
+    /// Nothing to the stack.
+    Other,
+}
+
+impl Instruction {
+    /// Returns the first instruction of `code`, and its length.
+    fn decode(code: &[u8]) -> Option<(Instruction, usize)> {
+        let found = RAISE.iter().find(|(_, bytes, _)| code.starts_with(bytes));
+        found.map(|(instruction, bytes, offset)| (*instruction, bytes.len() + offset))
+    }
+}
+
+/// Code that raises an exception sets the stack pointer to that of the innermost exception handler, makes the next outer
+/// handler the innermost one, and jumps to the handler. From then on, its unwind table does not describe the stack.
+///
+/// ```text
+/// caml_raise_exn (runtime/amd64.S)   mov off(%r14), %rsp; pop off(%r14); ret
+///                of OCaml 5          mov off(%r14), %rsp; lea off(%r14), %r11; pop (%r11); ret
+/// caml_raise_exception of OCaml 4    mov off(%r14), %rsp; pop off(%r14); mov off(%r14), %r15; ret
+/// raise, without a backtrace         mov off(%r14), %rsp; pop off(%r14); pop %r11; jmp *%r11
+/// ```
+///
+/// Returns the registers with which the handler begins, if one of these instructions but the first is executed next.
 pub(super) fn handler_of_raised(
     registers: &FrameRegisters,
     memory: &mut impl StackMemory,
 ) -> Option<FrameRegisters> {
-    let top = registers.get(RSP)?;
-    let handler_at = match next_in_pair(registers.ip, memory)? {
-        InPair::Pop => top.checked_add(8)?,
-        InPair::Ret => top,
-    };
-    let mut handler = *registers;
-    handler.ip = memory.word(handler_at)?;
-    handler.set(RSP, Some(handler_at.checked_add(8)?));
-    Some(handler)
+    let mut top = registers.get(RSP)?;
+    let mut r11 = registers.get(R11);
+    for instruction in rest_of_raise(registers.ip, memory)? {
+        if instruction == Instruction::JumpR11 {
+            return Some(at_handler(registers, r11?, top));
+        }
+        if !matches!(instruction, Instruction::Other) {
+            let word = memory.word(top);
+            top = top.checked_add(8)?;
+            match instruction {
+                Instruction::PopR11 => r11 = word,
+                Instruction::Return => return Some(at_handler(registers, word?, top)),
+                _ => {}
+            }
+        }
+    }
+    None
 }
 
-/// Which instruction of such a pair is executed next.
-enum InPair {
-    Pop,
-    Ret,
+fn at_handler(registers: &FrameRegisters, handler: u64, stack_pointer: u64) -> FrameRegisters {
+    let mut changed = *registers;
+    changed.ip = handler;
+    changed.set(RSP, Some(stack_pointer));
+    changed
 }
 
-fn next_in_pair(ip: u64, memory: &mut impl StackMemory) -> Option<InPair> {
-    const BEFORE: usize = 7;
-    let mut code = [0; BEFORE + 12];
-    memory.read(ip.checked_sub(BEFORE as u64)?, &mut code)?;
-    let (before, mut rest) = code.split_at(BEFORE);
-    let mut pops = POPS.iter().zip(OFFSETS);
-    if rest[0] == RET {
-        let is_before = |(pop, offset): (&&[u8], usize)| {
-            let len = pop.len() + offset;
-            before[BEFORE - len..].starts_with(pop)
-        };
-        return pops.any(is_before).then_some(InPair::Ret);
-    }
-    if rest.starts_with(&LEA) {
-        rest = &rest[LEA_LEN..];
-    }
-    let (pop, offset) = pops.find(|(pop, _)| rest.starts_with(pop))?;
-    (rest.get(pop.len() + offset) == Some(&RET)).then_some(InPair::Pop)
+/// Returns the instructions from `ip` to the end of a raise sequence, if it is in one, and not at its beginning.
+fn rest_of_raise(ip: u64, memory: &mut impl StackMemory) -> Option<Vec<Instruction>> {
+    let mut code = [0; 2 * MAX_RAISE_LEN];
+    memory.read(ip.checked_sub(MAX_RAISE_LEN as u64)?, &mut code)?;
+    (0..MAX_RAISE_LEN).rev().find_map(|start| {
+        let mut at = start;
+        let mut rest = Vec::new();
+        while at < code.len() {
+            let (instruction, len) = Instruction::decode(&code[at..])?;
+            if (instruction == Instruction::SetStackPointer) != (at == start) {
+                return None;
+            }
+            if at == MAX_RAISE_LEN || !rest.is_empty() {
+                rest.push(instruction);
+            }
+            at += len;
+            if matches!(instruction, Instruction::Return | Instruction::JumpR11) {
+                break;
+            }
+        }
+        (!rest.is_empty()).then_some(rest)
+    })
 }
 
 #[cfg(test)]
@@ -87,9 +143,20 @@ mod tests {
         }
     }
 
+    const SET_STACK_POINTER: [u8; 4] = [0x49, 0x8b, 0x66, 0x10];
+
+    /// Returns where the handler and its stack pointer are found at an instruction of this code, which is behind
+    /// `mov 0x10(%r14), %rsp`.
     #[track_caller]
-    fn handler(code: &[u8], offset: u64) -> Option<(u64, u64)> {
-        let registers = FrameRegisters::new(CODE + offset, STACK);
+    fn handler(code: &[u8], offset: usize) -> Option<(u64, u64)> {
+        let all = [&[0x90; MAX_RAISE_LEN], &SET_STACK_POINTER[..], code].concat();
+        let offset = all.len() - code.len() + offset;
+        handler_at(&all, offset)
+    }
+
+    fn handler_at(code: &[u8], offset: usize) -> Option<(u64, u64)> {
+        let mut registers = FrameRegisters::new(CODE + offset as u64, STACK);
+        registers.set(R11, Some(STACK + 0x500));
         let found = handler_of_raised(&registers, &mut Memory(code))?;
         Some((found.ip - STACK, found.get(RSP)? - STACK))
     }
@@ -102,20 +169,42 @@ mod tests {
             &[0x41, 0x8f, 0x86, 0, 1, 0, 0, 0xc3],
         ] {
             assert_eq!(handler(code, 0), Some((8, 16)));
-            assert_eq!(handler(code, code.len() as u64 - 1), Some((0, 8)));
+            assert_eq!(handler(code, code.len() - 1), Some((0, 8)));
         }
         // OCaml 5: lea 0x30(%r14), %r11; pop (%r11); ret
         let code = [0x4d, 0x8d, 0x5e, 0x30, 0x41, 0x8f, 0x03, 0xc3];
         assert_eq!(handler(&code, 0), Some((8, 16)));
         assert_eq!(handler(&code, 4), Some((8, 16)));
         assert_eq!(handler(&code, 7), Some((0, 8)));
+        // caml_raise_exception of OCaml 4.13: pop 0x10(%r14); mov 0x8(%r14), %r15; ret
+        let code = [0x41, 0x8f, 0x46, 0x10, 0x4d, 0x8b, 0x7e, 0x08, 0xc3];
+        assert_eq!(handler(&code, 0), Some((8, 16)));
+        assert_eq!(handler(&code, 4), Some((0, 8)));
+        assert_eq!(handler(&code, 8), Some((0, 8)));
     }
 
     #[test]
-    fn other_returns_are_left_alone() {
-        // pop %r14; ret, and a pop without a return.
+    fn handler_is_found_where_ocamlopt_raises() {
+        // pop 0x10(%r14); pop %r11; jmp *%r11
+        let code = [0x41, 0x8f, 0x46, 0x10, 0x41, 0x5b, 0x41, 0xff, 0xe3];
+        assert_eq!(handler(&code, 0), Some((8, 16)));
+        assert_eq!(handler(&code, 4), Some((0, 8)));
+        assert_eq!(handler(&code, 6), Some((0x500, 0)));
+        // Before the stack pointer is set, the table is right.
+        let all = [&[0x90; MAX_RAISE_LEN], &SET_STACK_POINTER[..], &code].concat();
+        assert_eq!(handler_at(&all, MAX_RAISE_LEN), None);
+        assert_eq!(handler_at(&all, MAX_RAISE_LEN - 1), None);
+    }
+
+    #[test]
+    fn other_code_is_left_alone() {
+        // pop %r14; ret, a pop without a return, and within an instruction.
         assert_eq!(handler(&[0x41, 0x5e, 0xc3], 0), None);
         assert_eq!(handler(&[0x41, 0x5e, 0xc3], 2), None);
         assert_eq!(handler(&[0x41, 0x8f, 0x46, 0x10, 0x90], 0), None);
+        assert_eq!(handler(&[0x41, 0x8f, 0x46, 0x10, 0xc3], 2), None);
+        // Nothing has set the stack pointer.
+        let code = [&[0x90; MAX_RAISE_LEN], &[0x41, 0x8f, 0x46, 0x10, 0xc3][..]].concat();
+        assert_eq!(handler_at(&code, MAX_RAISE_LEN), None);
     }
 }

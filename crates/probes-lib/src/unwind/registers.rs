@@ -9,6 +9,7 @@ pub(crate) const RSI: usize = 4;
 pub(crate) const RDI: usize = 5;
 pub(crate) const RBP: usize = 6;
 pub(crate) const RSP: usize = 7;
+pub(super) const R11: usize = 11;
 const COUNT: usize = 16;
 
 /// The registers that a function preserves for its caller, besides the stack pointer.
