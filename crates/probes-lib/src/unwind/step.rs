@@ -60,7 +60,8 @@ pub(super) fn step(
         caller.set(*register, value);
     }
     if ip == 0 {
-        return Err(StackEnd::Outermost);
+        // The table of code that nothing has called says so: this frame was not found right.
+        return Err(StackEnd::UnknownCode(LiveAddr(0)));
     }
     if ip == registers.ip && caller.get(RSP) == registers.get(RSP) {
         return Err(StackEnd::Loop(within));
@@ -138,5 +139,40 @@ impl<M: StackMemory> Frame<'_, M> {
             Some(Location::Address { address }) => Ok(*address),
             _ => Err(StackEnd::NoUnwindInfo(self.within)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tables::CallerValue;
+    use super::*;
+
+    /// Each word is 0.
+    struct Zeros;
+
+    impl StackMemory for Zeros {
+        fn read(&mut self, _: u64, bytes: &mut [u8]) -> Option<()> {
+            bytes.fill(0);
+            Some(())
+        }
+    }
+
+    #[test]
+    fn only_tables_say_that_a_frame_is_outermost() {
+        let step = |return_address| {
+            let row = UnwindRow {
+                cfa: Cfa::Register(RSP, 8),
+                registers: Vec::new(),
+                return_address,
+                is_signal_frame: false,
+                function: 0..1,
+            };
+            let mut registers = FrameRegisters::new(0x40_0000, 0x7fff_0000);
+            let within = LiveAddr(registers.ip);
+            step(&row, &mut registers, within, &mut Zeros, None)
+        };
+        assert_eq!(step(None), Err(StackEnd::Outermost));
+        let returns_to_zero = step(Some(CallerValue::SavedAt(-8)));
+        assert_eq!(returns_to_zero, Err(StackEnd::UnknownCode(LiveAddr(0))));
     }
 }
