@@ -149,7 +149,7 @@ impl FrameNames {
         };
         let within = bias.file(frame.within);
         named.object = Some(object.table().path().to_owned());
-        if let Some(function) = object.table().function_at(within) {
+        if let Some(function) = object.table().function_or_part_at(within) {
             named.function = function.name().map(|name| name.text);
             let start = bias.live(function.address());
             named.offset = Some(frame.address.0.wrapping_sub(start.0));
@@ -168,5 +168,31 @@ impl FrameNames {
             named.line = line;
         }
         named
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use test_support::{Talker, fixture};
+
+    use super::super::Stacks;
+    use super::*;
+
+    #[test]
+    fn code_of_a_part_has_the_name_of_the_part() {
+        let target = Talker::start(&fixture("usdt_cold.pie"));
+        let mut stacks = Stacks::of_process(target.pid()).unwrap();
+        let executable = stacks.functions.executable().unwrap();
+        let (table, bias) = (executable.table(), executable.load_bias().unwrap());
+        let starts = table.parts().into_iter().map(|part| part.start);
+        let starts: Vec<LiveAddr> = starts.map(|start| bias.live(start)).collect();
+        let frames = starts.into_iter().map(|start| {
+            let address = LiveAddr(start.0 + 1);
+            let within = start;
+            stacks.name(RawFrame { address, within })
+        });
+        let names: Vec<_> = frames.map(|it| (it.function.clone(), it.offset)).collect();
+        let expected = (Some("cold_round.cold".to_owned()), Some(1));
+        assert!(names.contains(&expected), "{names:?}");
     }
 }
