@@ -37,6 +37,14 @@ pub(crate) fn is_unprintable(character: char) -> bool {
         )
 }
 
+/// The names of functions with `;` between them, as one line of the folded format that flamegraph.pl and inferno read;
+/// in names, `;` is shown as `:`. They are escaped: some control characters are not permitted in XML (1.0, section 2.2).
+pub(crate) fn folded_path(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let names = names.into_iter();
+    let names = names.map(|name| Escaped(name.as_ref()).to_string().replace(';', ":"));
+    names.collect::<Vec<_>>().join(";")
+}
+
 /// Bytes as a string literal of OCaml: text is shown as it is; bytes that are not UTF-8, and characters that a
 /// terminal would not show, as escapes.
 pub(crate) fn ocaml_string(bytes: &[u8]) -> String {
@@ -133,6 +141,14 @@ mod tests {
     fn control_characters_are_escaped_and_letters_are_not() {
         let escaped = Escaped("a\u{1b}[31m\n\u{202e}é\u{7f}\u{9b} z").to_string();
         assert_eq!(escaped, "a\\u{1b}[31m\\n\\u{202e}é\\u{7f}\\u{9b} z");
+    }
+
+    #[test]
+    fn folded_names_have_no_separators_and_no_control_characters() {
+        assert_eq!(
+            folded_path(["a;b", "c\n\u{1}", "é d"]),
+            "a:b;c\\n\\u{1};é d"
+        );
     }
 
     #[test]

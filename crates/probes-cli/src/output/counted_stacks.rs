@@ -14,7 +14,7 @@ use super::profiles::name_of;
 use super::stack_quality::StackQuality;
 use super::table::table;
 use crate::failure::Failure;
-use crate::text::{Escaped, number_of};
+use crate::text::{Escaped, folded_path, number_of};
 
 /// The most different stacks, and frames of them, that are distinguished.
 const MAX_STACKS: usize = 1 << 16;
@@ -59,8 +59,7 @@ impl StackPath {
         let quality = self.quality;
         let doubt = (quality != StackQuality::Complete).then(|| format!("[{quality}]"));
         let frames = self.frames.iter().rev();
-        let names = frames.map(|name| name.replace([';', '\n'], ":"));
-        doubt.into_iter().chain(names).collect::<Vec<_>>().join(";")
+        folded_path(doubt.iter().chain(frames))
     }
 }
 
@@ -188,7 +187,7 @@ impl CountedStacks {
         let (first, rest) = sorted.split_at(shown.min(sorted.len()));
         let mut rows: Vec<(u64, String)> = first
             .iter()
-            .map(|(path, hits)| (*hits, Escaped(&path.folded()).to_string()))
+            .map(|(path, hits)| (*hits, path.folded()))
             .collect();
         if !rest.is_empty() {
             let hits = rest.iter().map(|(_, hits)| hits).sum();
@@ -228,7 +227,7 @@ impl CountedStacks {
             lines.push("[nothing] 1".to_owned());
         }
         let mut options = flamegraph::Options::default();
-        options.title = format!("{}, process {}", self.program, self.pid);
+        options.title = format!("{}, process {}", Escaped(&self.program), self.pid);
         options.count_name = "hits".to_owned();
         options.deterministic = true;
         let mut svg = Vec::new();

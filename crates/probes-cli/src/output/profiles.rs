@@ -501,6 +501,24 @@ mod tests {
     }
 
     #[test]
+    fn names_are_escaped_in_pictures_as_in_plain() {
+        let odd = ProfiledStack {
+            thread_name: "a;b\u{1}<".to_owned(),
+            ..stack(Duration::from_secs(1), 0.01)
+        };
+        let report = report(odd, ProfileBy::Thread);
+        for (kind, name) in [
+            (PictureKind::Folded, "a:b\\u{1}<"),
+            (PictureKind::Svg, "a:b\\u{1}&lt;"),
+        ] {
+            let bytes = report.picture(kind, "\u{2}").unwrap();
+            let text = String::from_utf8(bytes).unwrap();
+            assert!(text.contains(name), "{text}");
+            assert!(!text.contains(['\u{1}', '\u{2}']), "{text}");
+        }
+    }
+
+    #[test]
     fn stacks_without_a_microsecond_are_not_drawn() {
         let report = report(stack(Duration::from_nanos(999), 0.0), ProfileBy::Stack);
         let svg = report.picture(PictureKind::Svg, "server").unwrap();

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::{ProfileReport, pprof};
 use crate::failure::Failure;
+use crate::text::{Escaped, folded_path};
 
 /// A function with less than this share of the time is not drawn, in percent.
 const MIN_DRAWN: f64 = 0.2;
@@ -85,7 +86,7 @@ impl ProfileReport {
             lines.iter().map(|line| &**line).collect()
         };
         let mut options = flamegraph::Options::default();
-        options.title = title.to_owned();
+        options.title = Escaped(title).to_string();
         options.count_name = "us".to_owned();
         options.min_width = MIN_DRAWN;
         options.deterministic = true;
@@ -126,9 +127,6 @@ impl ProfileReport {
 /// The lines of the folded format, which flamegraph.pl and inferno read: functions with ; between them, and the
 /// microseconds.
 fn lines(folded: impl IntoIterator<Item = (Vec<String>, u64)>) -> Vec<String> {
-    let line = |(path, time): (Vec<String>, u64)| {
-        let names = path.iter().map(|name| name.replace([';', '\n'], ":"));
-        format!("{} {time}", names.collect::<Vec<_>>().join(";"))
-    };
+    let line = |(path, time): (Vec<String>, u64)| format!("{} {time}", folded_path(path));
     folded.into_iter().map(line).collect()
 }

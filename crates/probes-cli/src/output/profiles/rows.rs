@@ -10,7 +10,7 @@ use super::super::latencies::with_unit;
 use super::super::table::table;
 use super::waits::Distribution;
 use super::{FunctionTimes, NOT_SAMPLED, ProfileBy, ProfileReport, StackTimes, TotalTimes};
-use crate::text::{Escaped, number_of};
+use crate::text::{Escaped, folded_path, number_of};
 
 /// How many rows a table has at most.
 const FEW: usize = 30;
@@ -111,7 +111,7 @@ impl ProfileReport {
                 });
                 return each(rows.collect());
             }
-            ProfileBy::Stack => &|stack| stack.path(self.how.by).join(";"),
+            ProfileBy::Stack => &|stack| folded_path(stack.path(self.how.by)),
             ProfileBy::Thread => &StackTimes::thread_name,
             ProfileBy::Syscall => &|stack| match &stack.system_call {
                 Some(call) => call.clone(),
