@@ -499,8 +499,7 @@ impl Stacks {
             let kernel_function = files.kernel_function();
             let state = self.state_at(files, &moment, kernel_function.as_deref());
             let mut memory = CachedPages::new(&self.memory);
-            let registers = FrameRegisters::new(place.program_counter, place.stack_pointer);
-            let stack = self.unwinder.unwind(registers, &mut memory);
+            let stack = self.unwinder.unwind(place.registers(), &mut memory);
             if files.moment()?.as_ref() == Some(&moment) {
                 return Ok(Look::Blocked(Blocked {
                     state,

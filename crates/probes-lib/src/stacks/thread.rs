@@ -13,6 +13,7 @@ use super::wait::SystemCall;
 use crate::error::{Operation, Result};
 use crate::process::status::Status;
 use crate::process::{Process, denial, is_gone};
+use crate::unwind::registers::{FrameRegisters, R8, R9, R10, RDI, RDX, RSI};
 
 /// The open files of a thread.
 #[derive(Debug)]
@@ -186,6 +187,18 @@ impl Moment {
 }
 
 impl KernelEntry {
+    /// The registers that are known: those that a system call is made with, too (System V ABI, AMD64 supplement, A.2.1).
+    pub(super) fn registers(&self) -> FrameRegisters {
+        const OF_ARGUMENTS: [usize; 6] = [RDI, RSI, RDX, R10, R8, R9];
+        let mut registers = FrameRegisters::new(self.program_counter, self.stack_pointer);
+        if let Some(call) = &self.call {
+            for (register, value) in OF_ARGUMENTS.into_iter().zip(call.arguments) {
+                registers.set(register, Some(value));
+            }
+        }
+        registers
+    }
+
     /// Parses the line of `/proc/PID/task/TID/syscall`: the number of the system call and its six arguments, or -1; then the
     /// stack pointer and the program counter. `None` if it says `running`, or something else.
     fn parse(line: &[u8]) -> Option<KernelEntry> {
@@ -216,6 +229,7 @@ impl KernelEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::unwind::registers::{RAX, RSP};
 
     #[test]
     fn lines_of_the_kernel_are_parsed() {
@@ -231,6 +245,11 @@ mod tests {
                 program_counter: 0x7f01,
             })
         );
+        let vfork = place("58 0x40 0x1 0x2 0xa 0x8 0x9 0x7ffc1000 0x7f01\n").unwrap();
+        let registers = vfork.registers();
+        let known = [RDI, RSI, RDX, R10, R8, R9, RSP, RAX].map(|it| registers.get(it));
+        let expected = [0x40, 1, 2, 10, 8, 9, 0x7ffc_1000].map(Some);
+        assert_eq!((&known[..7], known[7]), (&expected[..], None));
         let faulting = place("-1 0x7ffc1000 0x7f01\n").unwrap();
         assert_eq!((faulting.call, faulting.stack_pointer), (None, 0x7ffc_1000));
         for other in [

@@ -9,6 +9,9 @@ pub(crate) const RSI: usize = 4;
 pub(crate) const RDI: usize = 5;
 pub(crate) const RBP: usize = 6;
 pub(crate) const RSP: usize = 7;
+pub(crate) const R8: usize = 8;
+pub(crate) const R9: usize = 9;
+pub(crate) const R10: usize = 10;
 pub(super) const R11: usize = 11;
 const COUNT: usize = 16;
 
