@@ -16,7 +16,7 @@ pub(crate) struct ProcessOrProgram {
         id = "argument",
         value_name = "ARGS",
         help_heading = "Arguments",
-        requires = "prog"
+        conflicts_with = "pid"
     )]
     arguments: Vec<OsString>,
 }
