@@ -101,4 +101,53 @@ impl SourceMap {
         let location = self.loader.find_location(address.0).ok().flatten();
         location.map_or((None, None), |location| (location.file, location.line))
     }
+
+    /// The same in the source of the function that has the code: if it is that of another function that was inlined,
+    /// the line of the call.
+    pub(crate) fn line_of_function(&self, address: FileAddr) -> (Option<&str>, Option<u32>) {
+        let Ok(mut frames) = self.loader.find_frames(address.0) else {
+            return self.line(address);
+        };
+        let mut outermost = None;
+        while let Ok(Some(frame)) = frames.next() {
+            outermost = frame.location;
+        }
+        outermost.map_or_else(|| self.line(address), |it| (it.file, it.line))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use test_support::Scratch;
+
+    use super::*;
+
+    #[test]
+    fn inlined_code_has_the_line_of_its_call() {
+        let scratch = Scratch::new();
+        let (source, program) = (scratch.file("inlined.c"), scratch.file("inlined"));
+        let text = "static inline __attribute__((always_inline)) void inner(void) {
+                        __asm__ volatile(\".globl place\\nplace: nop\");
+                    }
+                    int main(void) {
+                        inner();
+                        return 0;
+                    }";
+        std::fs::write(&source, text).unwrap();
+        let mut gcc = Command::new("gcc");
+        gcc.args(["-g", "-O2", "-no-pie", "-o"]);
+        gcc.arg(&program).arg(&source);
+        assert!(gcc.status().unwrap().success());
+        let elf = ElfFile::open(&program).unwrap();
+        let symbols = elf.symbols(crate::elf::symbols::SymbolTable::Static);
+        let found = symbols.unwrap().unwrap().find(["place"]).unwrap();
+        let [place] = found[0][..] else {
+            panic!("{found:?}");
+        };
+        let map = SourceMap::of(&elf).unwrap();
+        assert_eq!(map.line(place.address).1, Some(2));
+        assert_eq!(map.line_of_function(place.address).1, Some(5));
+    }
 }

@@ -163,7 +163,7 @@ impl FrameNames {
             self.sources.insert(path.to_owned(), source);
         }
         if let Some(Some(source)) = self.sources.get(path) {
-            let (file, line) = source.line(within);
+            let (file, line) = source.line_of_function(within);
             named.file = file.map(str::to_owned);
             named.line = line;
         }
