@@ -14,6 +14,7 @@
 //! records    bytes of the kernel's rings → switches in and out                                  pure
 //! switches   the rings of all threads
 //! waits      switches → waits, with the stack that was read while they lasted, if there was time   pure
+//! looks      what a thread was seen to do, until the records of that time are there   pure
 //! samples    samples until the records of their time are there: which threads were on a processor then   pure
 //! time_sums  times and waits, added up by stack
 //! wait_recorder  waits, each by itself
@@ -22,6 +23,7 @@
 
 mod activity;
 mod answer;
+mod looks;
 mod process_time;
 mod records;
 mod refusal;

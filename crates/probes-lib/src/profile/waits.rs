@@ -11,6 +11,7 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::time::Duration;
 
+use super::looks::Looks;
 use super::records::{PerfRecord, RecordKind};
 
 /// The waits of the threads of a process; `L` is what a look at a thread tells.
@@ -97,7 +98,7 @@ pub(super) enum Presence {
 #[derive(Debug)]
 struct Thread<L> {
     state: SwitchState,
-    look: Option<WaitLook<L>>,
+    looks: Looks<L>,
     on_since: Option<Duration>,
     /// Why it is off the processor, if it is.
     cause: Cause,
@@ -107,22 +108,6 @@ struct Thread<L> {
     is_doubtful: bool,
     /// Whether it waits, and a part of the wait was returned already.
     is_cut: bool,
-}
-
-/// What a thread was seen to do when it waited.
-#[derive(Clone, Debug)]
-struct WaitLook<L> {
-    at: Duration,
-    /// Until then, it has not run since.
-    until: Duration,
-    look: L,
-}
-
-impl<L> WaitLook<L> {
-    /// Whether it was of a wait from `since` until `until`: it has not run in between if some time is of both.
-    fn is_within(&self, since: Duration, until: Duration) -> bool {
-        self.at <= until && since <= self.until
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,16 +164,21 @@ impl<L: Clone> Waits<L> {
 
     /// Keeps what a thread was seen to do at this time, when it waited.
     pub(super) fn looked(&mut self, tid: i32, at: Duration, look: L) {
-        if let Some(thread) = self.threads.get_mut(&tid) {
-            let until = at;
-            thread.look = Some(WaitLook { at, until, look });
-        }
+        let thread = self.threads.entry(tid).or_insert_with(|| {
+            // It is new, and its first records come later.
+            self.thread_count += 1;
+            Thread {
+                on_since: Some(at),
+                ..Thread::in_state(SwitchState::On)
+            }
+        });
+        thread.looks.add(at, look);
     }
 
     /// A thread has not run since it was last seen to wait, up to this time.
     pub(super) fn waits_still(&mut self, tid: i32, at: Duration) {
-        if let Some(look) = self.threads.get_mut(&tid).and_then(|it| it.look.as_mut()) {
-            look.until = look.until.max(at);
+        if let Some(thread) = self.threads.get_mut(&tid) {
+            thread.looks.extend_to(at);
         }
     }
 
@@ -198,7 +188,7 @@ impl<L: Clone> Waits<L> {
             let SwitchState::Off(since) = thread.state else {
                 return false;
             };
-            thread.look.as_ref().is_none_or(|look| look.until < since)
+            !thread.looks.reach(since)
         })
     }
 
@@ -281,6 +271,7 @@ impl<L: Clone> Waits<L> {
             entry.is_cut = false;
             entry.cause = Cause::of(at, entry.on_since, stops);
         }
+        entry.looks.forget_before(at);
         entry.state = state;
         entry.is_doubtful = at < self.doubtful_until;
         if record.kind == RecordKind::In {
@@ -324,7 +315,7 @@ impl<L: Clone> Thread<L> {
     fn in_state(state: SwitchState) -> Thread<L> {
         Thread {
             state,
-            look: None,
+            looks: Looks::default(),
             on_since: None,
             cause: Cause::Wait,
             waits_begun: 0,
@@ -349,7 +340,7 @@ impl<L: Clone> Thread<L> {
             SwitchState::Unknown(since) => (since, true),
             SwitchState::On | SwitchState::Runnable => return None,
         };
-        let seen = self.look.as_ref().filter(|look| look.is_within(since, now));
+        let seen = self.looks.within(since, now);
         if self.is_doubtful {
             // It may have run before it was seen, and after that.
             return seen.map(|look| (look.at.max(since), look.until.min(now)));
@@ -359,10 +350,10 @@ impl<L: Clone> Thread<L> {
     }
 
     fn wait(&self, tid: i32, since: Duration, until: Duration) -> ThreadWait<L> {
-        let look = self.look.clone();
-        let (seen, before) = match look {
-            Some(look) if look.is_within(since, until) => (Some(look.look), None),
-            look => (None, look.map(|look| look.look)),
+        let seen = self.looks.within(since, until);
+        let before = match seen {
+            Some(_) => None,
+            None => self.looks.before(since),
         };
         ThreadWait {
             tid,
@@ -372,8 +363,8 @@ impl<L: Clone> Thread<L> {
                 && !self.is_doubtful
                 && !self.is_cut,
             cause: self.cause,
-            seen,
-            before,
+            seen: seen.map(|it| it.look.clone()),
+            before: before.map(|it| it.look.clone()),
         }
     }
 }
@@ -646,6 +637,36 @@ mod tests {
         waits.looked(PID, at(165), "read");
         let records = [(150, In), (160, Out), (170, In)];
         assert_eq!(add(&mut waits, &records), [(10, Some("read"))]);
+    }
+
+    #[test]
+    fn looks_come_before_the_records_of_earlier_waits() {
+        // It began before the recording; it has slept again, and was looked at, when it is read that it woke up.
+        let mut waits = Waits::of_process(PID, at(100));
+        waits.add_existing(PID);
+        waits.looked(PID, at(101), "poll");
+        waits.waits_still(PID, at(140));
+        waits.looked(PID, at(165), "sleep");
+        assert_eq!(add(&mut waits, &[(150, In)]), [(50, Some("poll"))]);
+        assert_eq!(add(&mut waits, &[(160, Out)]), []);
+        assert!(!waits.is_unseen(PID));
+        assert_eq!(add(&mut waits, &[(170, In)]), [(10, Some("sleep"))]);
+        // A wait between two looks is one of what was seen before it.
+        waits.looked(PID, at(195), "poll");
+        add(&mut waits, &[(180, Out)]);
+        let unseen = waits.add(record(185, In), &[]).unwrap();
+        assert_eq!((unseen.seen, unseen.before), (None, Some("sleep")));
+        assert_eq!(add(&mut waits, &[(190, Out), (200, In)])[0].1, Some("poll"));
+    }
+
+    #[test]
+    fn new_threads_may_be_looked_at_before_their_records() {
+        let mut waits = Waits::of_process(PID, at(0));
+        waits.looked(PID, at(20), "read");
+        waits.waits_still(PID, at(25));
+        let records = [(10, In), (15, Out), (30, In)];
+        assert_eq!(add(&mut waits, &records), [(15, Some("read"))]);
+        assert_eq!((waits.thread_count, waits.ran_since()), (1, at(5)));
     }
 
     #[test]
