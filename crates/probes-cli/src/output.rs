@@ -55,7 +55,9 @@ pub(crate) use keyed_histograms::{KeyedHistogramReading, KeyedHistogramReport, K
 pub(crate) use latencies::{Evidence, Latencies, LatencyReading, TimesAsked, with_unit};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
-pub(crate) use profiles::{PictureKind, ProfileBy, ProfileOptions, ProfileReport};
+pub(crate) use profiles::{
+    IncompleteBecause, IncompleteStacks, PictureKind, ProfileBy, ProfileOptions, ProfileReport,
+};
 pub(crate) use recorded::{
     FrequentName, RecordCounts, RecordReport, hit_annotations, wait_annotations, wait_name,
 };

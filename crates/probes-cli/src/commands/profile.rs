@@ -18,7 +18,10 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{Checked, DurationFlag, LookedAt, OutputFlags, ProcessOrProgram, positive};
 use crate::messages::Messages;
-use crate::output::{PictureKind, ProfileBy, ProfileOptions, ProfileReport, WarningKind};
+use crate::output::{
+    IncompleteBecause, IncompleteStacks, PictureKind, ProfileBy, ProfileOptions, ProfileReport,
+    WarningKind,
+};
 use crate::progress::{LongWork, Progress};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::number_of;
@@ -209,7 +212,12 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
         }
     }
     output.print_result(&report.text(output.format)?)?;
-    warn(args, &profile, &profiler.unreadable(), output);
+    warn(args, &profile, &output.messages);
+    if let Some(found) = report.incomplete_stacks() {
+        let unreadable = profiler.unreadable();
+        warn_of_incomplete_stacks(found, args.live, &unreadable, &output.messages);
+    }
+    note_stops(&profile, &output.messages);
     ended
 }
 
@@ -305,8 +313,7 @@ fn line(elapsed: Duration, all: Option<Duration>, samples: u64) -> String {
 }
 
 /// Says what may mislead.
-fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output) {
-    let messages = &output.messages;
+fn warn(args: &Args, profile: &Profile, messages: &Messages) {
     if let Some(why) = &profile.not_stopped {
         let text = format!(
             "the process could not be stopped for at least one sample, so that it is not known where it ran then: {why}"
@@ -329,7 +336,10 @@ fn warn(args: &Args, profile: &Profile, unreadable: &[PathBuf], output: &Output)
     {
         warn_of_lost_switches(lost, unrecorded_processors, messages);
     }
-    warn_of_cut_stacks(profile, unreadable, messages);
+}
+
+/// Says how often and for how long the process was stopped, if it was.
+fn note_stops(profile: &Profile, messages: &Messages) {
     if profile.stops > 0 {
         let mean = profile.stopped.as_micros() / u128::from(profile.stops);
         messages.note(&format!(
@@ -405,14 +415,12 @@ fn warn_of_busy_processors(profile: &Profile, messages: &Messages) {
 }
 
 /// Warns of stacks that are cut or guessed, and of the files that could not be read.
-fn warn_of_cut_stacks(profile: &Profile, unreadable: &[PathBuf], messages: &Messages) {
-    let cut = time_of(profile, |it| it.end.is_some() && !it.is_complete());
-    let all = time_of(profile, |it| it.end.is_some()).as_secs_f64();
-    let share = 100.0 * cut.as_secs_f64() / all.max(1e-9);
-    // Less rounds to 0.0 %.
-    if share < 0.05 {
-        return;
-    }
+fn warn_of_incomplete_stacks(
+    found: IncompleteStacks,
+    is_live: bool,
+    unreadable: &[PathBuf],
+    messages: &Messages,
+) {
     let files = match unreadable {
         [] => String::new(),
         paths => {
@@ -424,9 +432,22 @@ fn warn_of_cut_stacks(profile: &Profile, unreadable: &[PathBuf], messages: &Mess
             )
         }
     };
+    let hint = match found.because {
+        IncompleteBecause::NotCopied if is_live => {
+            "a sample of the kernel has 32 KiB of one stack at most, and a thread of OCaml 5 has two; without -live, both are read"
+        }
+        IncompleteBecause::NotCopied => {
+            "a sample of the kernel has 32 KiB of a stack at most; `ocaml-probes stack`, while it runs, shows all of it"
+        }
+        IncompleteBecause::NoRegisters => {
+            "threads that wait are not stopped for their registers; `ocaml-probes stack`, while it runs, stops them"
+        }
+        IncompleteBecause::Program => "`ocaml-probes stack`, while it runs, shows why",
+    };
+    let percent = found.percent;
     messages.warning(
         WarningKind::CutStacks,
-        &format!("{share:.1} % of the time is of stacks that are cut or guessed{files}"),
-        "`ocaml-probes stack`, while it runs, shows why",
+        &format!("{percent:.1} % of the time is of stacks that are cut or guessed{files}"),
+        hint,
     );
 }

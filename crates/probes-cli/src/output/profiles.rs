@@ -1,6 +1,7 @@
 //! [`ProfileReport`]: where the time of a process goes, as an answer in each format, and as the file that -o names: a
 //! flame graph, or input for other tools.
 
+mod incomplete;
 mod picture;
 mod pprof;
 mod rows;
@@ -11,7 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use probes_lib::{
-    Activity, Profile, ProfiledStack, RunningMethod, StackFrame, ThreadRole, WaitTimes,
+    Activity, Profile, ProfiledStack, RunningMethod, StackEnd, StackFrame, ThreadRole, WaitTimes,
 };
 use serde::Serialize;
 
@@ -19,6 +20,7 @@ use super::format::{Format, VERSION, json};
 use super::stack_quality::StackQuality;
 use super::stacks::in_words;
 use crate::failure::Failure;
+pub(crate) use incomplete::{IncompleteBecause, IncompleteStacks};
 pub(crate) use picture::PictureKind;
 use waits::{Distribution, Waits, variance_of_part, variance_of_sample};
 
@@ -179,6 +181,9 @@ struct StackTimes {
     /// How long its waits were, if they were recorded with -off-cpu.
     waits: Option<Distribution>,
     stack: StackQuality,
+    /// Why there are no more frames.
+    #[serde(skip)]
+    end: Option<StackEnd>,
     /// The innermost first: what it waited in, if it did, then functions.
     frames: Vec<String>,
     /// Only if that is distinguished.
@@ -225,6 +230,7 @@ impl StackTimes {
             error_seconds: 2.0 * variance.sqrt(),
             waits: lengths.map(Distribution::of),
             stack: StackQuality::of(stack.end, stack.is_guessed),
+            end: stack.end,
             frames: if stack.end.is_none() && stack.activity != Activity::Unseen {
                 vec!["[not read]".to_owned()]
             } else {
@@ -253,6 +259,7 @@ impl StackTimes {
             error_seconds: 0.0,
             waits: None,
             stack: StackQuality::Unread,
+            end: None,
             frames: vec![NOT_SAMPLED.to_owned()],
             in_collection: None,
             time,
@@ -401,11 +408,18 @@ mod tests {
         }
     }
 
+    pub(super) const OPTIONS: ProfileOptions = ProfileOptions {
+        by: ProfileBy::Function,
+        tells_collections: false,
+        is_off_cpu: false,
+        is_on_cpu: false,
+    };
+
     fn report(stack: ProfiledStack, by: ProfileBy) -> ProfileReport {
         report_of(&profile(vec![stack]), by)
     }
 
-    fn profile(stacks: Vec<ProfiledStack>) -> Profile {
+    pub(super) fn profile(stacks: Vec<ProfiledStack>) -> Profile {
         Profile {
             stacks,
             seconds: Duration::from_millis(1),
@@ -424,12 +438,7 @@ mod tests {
     }
 
     fn report_of(profile: &Profile, by: ProfileBy) -> ProfileReport {
-        let how = ProfileOptions {
-            by,
-            tells_collections: false,
-            is_off_cpu: false,
-            is_on_cpu: false,
-        };
+        let how = ProfileOptions { by, ..OPTIONS };
         ProfileReport::new(1, Path::new("/srv/server"), profile, how, |_| true)
     }
 
@@ -487,10 +496,8 @@ mod tests {
             ..profile(vec![stack(Duration::from_secs(1), 100e-4)])
         };
         let how = ProfileOptions {
-            by: ProfileBy::Function,
             tells_collections: true,
-            is_off_cpu: false,
-            is_on_cpu: false,
+            ..OPTIONS
         };
         let report = ProfileReport::new(1, Path::new("/srv/server"), &found, how, |_| true);
         let split = report.in_collection.unwrap();
