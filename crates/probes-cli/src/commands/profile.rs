@@ -59,8 +59,9 @@ threads, the times that run add up to `running`. SELF is the time in the functio
 that in what it calls; the most SELF first. A system call that waits is a function in brackets:
 [read]. ERROR is twice the standard deviation of the time before it, as far as that is sampled: 95 %
 of such profiles are as near as that; 0 is exact, unless records were lost. With -by stack, each
-line is TIME ERROR and the functions from the outermost to the innermost, with ; between them; with
-`-by thread`, TIME ERROR TID NAME (WHAT IT IS); with -by syscall, TIME ERROR and the system call.
+line is TIME ERROR and the functions from the outermost to the innermost, with ; between them, after
+[cut] or [guessed] if the stack is not complete; with `-by thread`, TIME ERROR TID NAME (WHAT IT
+IS); with -by syscall, TIME ERROR and the system call.
 With -off-cpu, the number of waits and their p50, p90, p99 and longest follow the times; if waits
 are sampled, each is -. Without it, they are not counted, as stops wake threads that wait. Of waits
 that had begun before, or last at the end, the time counts, but not the length: `parts` is how many

@@ -56,10 +56,9 @@ impl StackPath {
 
     /// Its functions with ; between them, the outermost first; before them, what is wrong with it.
     fn folded(&self) -> String {
-        let quality = self.quality;
-        let doubt = (quality != StackQuality::Complete).then(|| format!("[{quality}]"));
+        let mark = self.quality.mark();
         let frames = self.frames.iter().rev();
-        folded_path(doubt.iter().chain(frames))
+        folded_path(mark.iter().chain(frames))
     }
 }
 

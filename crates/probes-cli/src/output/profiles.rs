@@ -287,7 +287,7 @@ impl StackTimes {
     }
 
     /// Its functions, the outermost first; before them whether there was a collection, and the thread, if that is asked
-    /// for.
+    /// for, and what is wrong with the stack.
     fn path(&self, by: ProfileBy) -> Vec<String> {
         let collection = self.in_collection.map(|is_in| {
             let root = if is_in {
@@ -303,7 +303,7 @@ impl StackTimes {
         });
         let frames = self.frames.iter().rev().cloned();
         let roots = collection.into_iter().chain(thread);
-        roots.chain(frames).collect()
+        roots.chain(self.stack.mark()).chain(frames).collect()
     }
 }
 
@@ -385,7 +385,9 @@ impl ProfileReport {
 
 #[cfg(test)]
 mod tests {
-    use probes_lib::WaitMethod;
+    use std::sync::Arc;
+
+    use probes_lib::{LiveAddr, WaitMethod};
 
     use super::*;
 
@@ -486,6 +488,47 @@ mod tests {
             it != Activity::Running
         });
         assert_eq!(off.stacks.len(), 0);
+    }
+
+    #[test]
+    fn incomplete_stacks_are_marked_in_each_form() {
+        let named = |name: &str| {
+            Arc::new(StackFrame {
+                address: LiveAddr(0x1000),
+                function: Some(name.to_owned()),
+                offset: None,
+                object: None,
+                file: None,
+                line: None,
+            })
+        };
+        let cut = ProfiledStack {
+            frames: vec![named("leaf"), named("rec")],
+            end: Some(StackEnd::NotCopied),
+            ..stack(Duration::from_secs(1), 0.0)
+        };
+        let guessed = ProfiledStack {
+            is_guessed: true,
+            ..cut.clone()
+        };
+        for (stack, path) in [(cut, "[cut];rec;leaf"), (guessed, "[guessed];rec;leaf")] {
+            let report = report(stack, ProfileBy::Stack);
+            for format in [Format::Plain, Format::Table] {
+                let text = report.text(format).unwrap();
+                let mut ends = text.lines().map(|line| line.trim_end().ends_with(path));
+                assert!(ends.any(|is_path| is_path), "{text}");
+            }
+            let folded = report.picture(PictureKind::Folded, "server").unwrap();
+            assert_eq!(folded, format!("{path} 1000000\n").as_bytes());
+            // JSON says it beside the frames.
+            let json: serde_json::Value =
+                serde_json::from_str(&report.text(Format::Json).unwrap()).unwrap();
+            assert_eq!(
+                json["stacks"][0]["frames"],
+                serde_json::json!(["leaf", "rec"])
+            );
+            assert_eq!(json["functions"].as_array().unwrap().len(), 2);
+        }
     }
 
     #[test]

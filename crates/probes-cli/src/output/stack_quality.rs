@@ -29,6 +29,11 @@ impl StackQuality {
             Some(_) => StackQuality::Cut,
         }
     }
+
+    /// What precedes its outermost function where stacks are lines; `None` if it is complete, or was not read.
+    pub(super) fn mark(self) -> Option<String> {
+        matches!(self, StackQuality::Cut | StackQuality::Guessed).then(|| format!("[{self}]"))
+    }
 }
 
 impl fmt::Display for StackQuality {
