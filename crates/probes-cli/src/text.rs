@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn folded_names_have_no_separators_and_no_control_characters() {
+    fn folded_names_have_no_separators_or_control_characters() {
         assert_eq!(
             folded_path(["a;b", "c\n\u{1}", "é d"]),
             "a:b;c\\n\\u{1};é d"

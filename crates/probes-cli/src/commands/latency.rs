@@ -89,9 +89,9 @@ COUNT are the calls that ended with an exit: a return, or a jump to another func
 position. RUNNING have not ended yet. UNMATCHED_EXITS are those of calls that had begun before. LOST
 were not recorded: 500 other timed calls of their stack had not ended yet; there were more than
 about a thousand stacks; or registers could not be saved at an exit of a function that is not
-OCaml's, rarely but with more busy threads than processors. UNWOUND ended without an exit: by an exception, by longjmp(3), or with their
-thread. -gc selects the functions of OCaml's garbage collector: minor and slice are its usual
-pauses.
+OCaml's, rarely but with more busy threads than processors. UNWOUND ended without an exit: by an
+exception, by longjmp(3), or with their thread. -gc selects the functions of OCaml's garbage
+collector: minor and slice are its usual pauses.
 
 With -self the times are those of a function's own code: the time of each call that it makes of
 another timed function is subtracted. In plain format,

@@ -660,7 +660,7 @@ mod tests {
     }
 
     #[test]
-    fn new_threads_may_be_looked_at_before_their_records() {
+    fn looks_may_come_before_records() {
         let mut waits = Waits::of_process(PID, at(0));
         waits.looked(PID, at(20), "read");
         waits.waits_still(PID, at(25));

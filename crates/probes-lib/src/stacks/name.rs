@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_of_a_part_has_the_name_of_the_part() {
+    fn parts_name_their_code() {
         let target = Talker::start(&fixture("usdt_cold.pie"));
         let mut stacks = Stacks::of_process(target.pid()).unwrap();
         let executable = stacks.functions.executable().unwrap();
