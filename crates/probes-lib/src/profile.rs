@@ -45,7 +45,9 @@ use nix::time::{ClockId, clock_gettime};
 use crate::error::{Error, ProcessError, Result};
 use crate::observe::CopiedStack;
 use crate::process::Process;
-use crate::stacks::{Look, Slices, StackFrame, Stacks, ThreadFiles, ThreadRole, monotonic_now};
+use crate::stacks::{
+    Look, Slices, StackFrame, Stacks, SwitchCounts, ThreadFiles, ThreadRole, monotonic_now,
+};
 use crate::sys::perf::ClockSamples;
 use crate::unwind::{RawStack, StackEnd};
 pub use activity::Activity;
@@ -53,7 +55,7 @@ pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod}
 use process_time::ProcessClock;
 use records::RecordKind;
 pub(crate) use refusal::paranoid;
-use samples::PendingSamples;
+use samples::{PendingSamples, RanUntilStop, SwitchesBefore};
 use switches::SwitchRecorder;
 pub use time_sums::WaitTimes;
 use time_sums::{ProfileKey, Sum, TimeSums};
@@ -175,6 +177,9 @@ struct ProfiledThread {
     domain_attempt: Option<(Instant, Duration)>,
     /// What it does as long as its slices stay the same, and since when that is known.
     blocked: Option<(Slices, ProfileKey, Duration)>,
+    /// What the kernel had counted just before it was looked at last, and whether it had waited since the look before, if waits are
+    /// not recorded.
+    switches: Option<SwitchesBefore>,
     /// Whether it was not there from the beginning.
     is_new: bool,
     /// When it was first looked at, and when last, and how long it had run and waited for a processor.
@@ -702,6 +707,26 @@ impl Profiler {
         }
     }
 
+    /// Opens the files of a thread that was not known; returns whether it is still there.
+    fn watch(&mut self, tid: i32, now: Instant) -> Result<bool> {
+        let Some(files) = ThreadFiles::open(self.stacks.process(), tid)? else {
+            return Ok(false);
+        };
+        let watched = ProfiledThread {
+            name: files.name().into(),
+            files: Some(files),
+            domain_attempt: self.stacks.knows_domains().then_some((now, FIRST_RETRY)),
+            blocked: None,
+            switches: None,
+            is_new: self.is_begun,
+            first: None,
+            last: None,
+            waited_after_last: Duration::ZERO,
+        };
+        self.threads.insert(tid, watched);
+        Ok(true)
+    }
+
     /// Looks at a thread without stopping it; `None` if it has exited. If it has not run since the last look, also
     /// returns since when it is known to wait.
     fn look_at(
@@ -710,21 +735,8 @@ impl Profiler {
         now: Instant,
     ) -> Result<Option<(ProfileKey, Option<Duration>)>> {
         let mut opened = None;
-        if !self.threads.contains_key(&tid) {
-            let Some(files) = ThreadFiles::open(self.stacks.process(), tid)? else {
-                return Ok(None);
-            };
-            let watched = ProfiledThread {
-                name: files.name().into(),
-                files: Some(files),
-                domain_attempt: self.stacks.knows_domains().then_some((now, FIRST_RETRY)),
-                blocked: None,
-                is_new: self.is_begun,
-                first: None,
-                last: None,
-                waited_after_last: Duration::ZERO,
-            };
-            self.threads.insert(tid, watched);
+        if !self.threads.contains_key(&tid) && !self.watch(tid, now)? {
+            return Ok(None);
         }
         self.try_domain(tid, now);
         let is_many = self.threads.len() > self.max_open;
@@ -744,11 +756,7 @@ impl Profiler {
         let Some(slices) = files.slices()? else {
             return Ok(None);
         };
-        let counts = slices.times().map(|(running, runnable)| ThreadCounts {
-            at: looked_at,
-            running,
-            runnable,
-        });
+        let counts = ThreadCounts::of(&slices, looked_at);
         self.is_counted |= counts.is_some();
         thread.first = thread.first.or(counts);
         thread.last = counts;
@@ -762,6 +770,10 @@ impl Profiler {
             }
         }
         thread.blocked = None;
+        if self.recorded.is_none() && !self.is_live {
+            let counts = SwitchCounts::of_thread(self.stacks.process(), tid);
+            thread.switches = counts.map(|counts| SwitchesBefore::new(counts, thread.switches));
+        }
         let mut key = ProfileKey {
             tid,
             name: thread.name.clone(),
@@ -794,14 +806,17 @@ impl Profiler {
         seen: &mut Vec<(ProfileKey, Option<Duration>)>,
     ) -> Option<Duration> {
         let mut stacks = HashMap::new();
+        let (mut switches, mut system_calls) = (HashMap::new(), HashMap::new());
         let mut stopped_at = None;
         self.last_stop_time = Duration::ZERO;
         if !self.is_live && !running.is_empty() {
             let begun = monotonic_now();
-            let stop = match self.stacks.read_stopped(running) {
+            let counts_switches = self.recorded.is_none();
+            let stop = match self.stacks.read_stopped(running, counts_switches) {
                 Ok(read) => {
                     let time = read.time();
                     stacks = read.stacks;
+                    (switches, system_calls) = (read.switches, read.system_calls);
                     self.stops += 1;
                     self.stopped += time;
                     self.last_stop_time = time;
@@ -821,15 +836,26 @@ impl Profiler {
             }
         }
         for &tid in running {
-            let Some(thread) = self.threads.get(&tid) else {
+            let Some(thread) = self.threads.get_mut(&tid) else {
                 continue;
+            };
+            let is_in_call = system_calls.contains_key(&tid);
+            let ran = match (&mut thread.switches, switches.get(&tid)) {
+                (Some(before), Some(stopped)) => before.until_stop(*stopped, is_in_call),
+                _ => RanUntilStop::Yes,
+            };
+            let stack = match ran {
+                RanUntilStop::Yes => stacks.remove(&tid),
+                RanUntilStop::Waited => None,
+                // It is in no sample.
+                RanUntilStop::Woken => continue,
             };
             let key = ProfileKey {
                 tid,
                 name: thread.name.clone(),
                 activity: Activity::Running,
                 in_collection: false,
-                stack: stacks.remove(&tid).map(Arc::new),
+                stack: stack.map(Arc::new),
             };
             seen.push((key, None));
         }
@@ -962,6 +988,18 @@ impl WaitCounts<'_> {
             None => &mut self.exited.off,
         };
         *since = since.saturating_add(after);
+    }
+}
+
+impl ThreadCounts {
+    /// `None` if the kernel counts no times.
+    fn of(slices: &Slices, at: Duration) -> Option<ThreadCounts> {
+        let (running, runnable) = slices.times()?;
+        Some(ThreadCounts {
+            at,
+            running,
+            runnable,
+        })
     }
 }
 

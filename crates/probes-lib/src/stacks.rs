@@ -41,7 +41,7 @@ use domain::Domains;
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
 use thread::Moment;
-pub(crate) use thread::{Slices, ThreadFiles, monotonic_now};
+pub(crate) use thread::{Slices, SwitchCounts, ThreadFiles, monotonic_now};
 pub use wait::{SystemCall, WaitsFor};
 
 /// How many times a blocked thread is read that runs meanwhile, before it counts as running.
@@ -272,7 +272,9 @@ pub(crate) struct Blocked {
 pub(crate) struct StoppedStacks {
     pub(crate) stacks: HashMap<i32, RawStack>,
     /// The system calls that threads were in, by their numbers.
-    system_calls: HashMap<i32, u64>,
+    pub(crate) system_calls: HashMap<i32, u64>,
+    /// How often threads had been switched until the stop, with the stop itself, if that was to be read.
+    pub(crate) switches: HashMap<i32, SwitchCounts>,
     /// From the beginning of the stop until they ran again, by `CLOCK_MONOTONIC`.
     pub(crate) stop: Range<Duration>,
 }
@@ -371,7 +373,7 @@ impl Stacks {
         let lacking: HashSet<i32> = lacking.map(|it| it.tid).collect();
         let (mut stopped, mut not_stopped) = (None, None);
         if !is_live && !lacking.is_empty() {
-            match self.read_stopped(&lacking) {
+            match self.read_stopped(&lacking, false) {
                 Ok(mut read) => {
                     stopped = Some(read.time());
                     for reading in &mut readings {
@@ -546,8 +548,12 @@ impl Stacks {
         }
     }
 
-    /// Stops the process and reads these threads.
-    pub(crate) fn read_stopped(&mut self, tids: &HashSet<i32>) -> Result<StoppedStacks> {
+    /// Stops the process and reads these threads, and how often they have been switched if it `counts_switches`.
+    pub(crate) fn read_stopped(
+        &mut self,
+        tids: &HashSet<i32>,
+        counts_switches: bool,
+    ) -> Result<StoppedStacks> {
         let (process, memory, unwinder) = (&*self.process, &self.memory, &mut self.unwinder);
         process.refuse_self_and_ancestors()?;
         with_tracer(&[process], |tracer| {
@@ -555,6 +561,7 @@ impl Stacks {
             let stopped = tracer.stop(process, STOP_LIMIT)?;
             let mut pages = CachedPages::new(memory);
             let (mut stacks, mut system_calls) = (HashMap::new(), HashMap::new());
+            let mut switches = HashMap::new();
             for tid in stopped.tids().filter(|tid| tids.contains(tid)) {
                 if let Ok(registers) = stopped.calls().registers(tid) {
                     let stack = unwinder.unwind(FrameRegisters::of_thread(&registers), &mut pages);
@@ -563,6 +570,10 @@ impl Stacks {
                         system_calls.insert(tid, registers.orig_rax);
                     }
                 }
+                if counts_switches {
+                    let count = SwitchCounts::of_thread(process, tid);
+                    switches.extend(count.map(|count| (tid, count)));
+                }
             }
             stopped.refuse_lost()?;
             drop(stopped);
@@ -570,6 +581,7 @@ impl Stacks {
             Ok(StoppedStacks {
                 stacks,
                 system_calls,
+                switches,
                 stop,
             })
         })

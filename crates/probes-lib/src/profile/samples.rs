@@ -12,6 +12,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::waits::{Presence, Waits};
+use crate::stacks::SwitchCounts;
 
 /// Samples whose records are not all read yet, in the order of their times; `K` is what was read of the thread.
 #[derive(Debug)]
@@ -103,6 +104,46 @@ impl<K> PendingSamples<K> {
     }
 }
 
+/// What is known of a thread just before it is found running, where switches are not recorded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SwitchesBefore {
+    counts: SwitchCounts,
+    /// Whether it has waited since the look before.
+    has_waited: bool,
+}
+
+/// Whether a thread that was found running was on a processor from then until it was stopped, as far as that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RanUntilStop {
+    Yes,
+    /// It has waited since: it is not known where it ran.
+    Waited,
+    /// It had been woken, and waited for a processor: its stack is that of its wait.
+    Woken,
+}
+
+impl SwitchesBefore {
+    pub(super) fn new(counts: SwitchCounts, earlier: Option<SwitchesBefore>) -> SwitchesBefore {
+        let waits = earlier.map(|it| it.counts.voluntary);
+        SwitchesBefore {
+            counts,
+            has_waited: waits.is_some_and(|waits| waits != counts.voluntary),
+        }
+    }
+
+    /// What it has done until it was stopped: the stop counts once as a voluntary switch, which is no wait at the next look.
+    pub(super) fn until_stop(&mut self, stopped: SwitchCounts, is_in_call: bool) -> RanUntilStop {
+        let before = std::mem::replace(&mut self.counts, stopped);
+        if stopped.voluntary > before.voluntary.saturating_add(1) {
+            RanUntilStop::Waited
+        } else if self.has_waited && is_in_call && stopped.arrivals > before.arrivals {
+            RanUntilStop::Woken
+        } else {
+            RanUntilStop::Yes
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::records::{PerfRecord, RecordKind};
@@ -157,6 +198,36 @@ mod tests {
         // It waited, though it runs when it is read.
         assert_eq!(taken(&[(90, Out), (120, In)]), None);
         assert_eq!(taken(&[(90, Out), (300, In)]), None);
+    }
+
+    #[test]
+    fn threads_that_wait_before_their_stop_are_known() {
+        let counts = |arrivals, voluntary| SwitchCounts {
+            arrivals,
+            voluntary,
+        };
+        let earlier = SwitchesBefore::new(counts(10, 5), None);
+        let until = |mut before: SwitchesBefore, arrivals, voluntary, is_in_call| {
+            before.until_stop(counts(arrivals, voluntary), is_in_call)
+        };
+        // It ran since the look before, and was perhaps preempted.
+        let before = SwitchesBefore::new(counts(11, 5), Some(earlier));
+        assert_eq!(until(before, 11, 6, true), RanUntilStop::Yes);
+        assert_eq!(until(before, 12, 6, true), RanUntilStop::Yes);
+        assert_eq!(until(before, 12, 7, true), RanUntilStop::Waited);
+        assert_eq!(until(before, 12, 7, false), RanUntilStop::Waited);
+        // It has waited since then; and waited for a processor, or got to its own code.
+        let before = SwitchesBefore::new(counts(11, 6), Some(earlier));
+        assert_eq!(until(before, 11, 7, true), RanUntilStop::Yes);
+        assert_eq!(until(before, 12, 7, true), RanUntilStop::Woken);
+        assert_eq!(until(before, 12, 7, false), RanUntilStop::Yes);
+        // Nothing is known of it.
+        assert_eq!(until(earlier, 12, 6, true), RanUntilStop::Yes);
+        // The stop before was no wait.
+        let mut stopped = earlier;
+        stopped.until_stop(counts(11, 6), true);
+        let before = SwitchesBefore::new(counts(12, 6), Some(stopped));
+        assert_eq!(until(before, 13, 7, true), RanUntilStop::Yes);
     }
 
     #[test]

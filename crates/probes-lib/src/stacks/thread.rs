@@ -50,6 +50,15 @@ impl Slices {
     }
 }
 
+/// How often a thread has been switched to, and away from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SwitchCounts {
+    /// How often it has got a processor; zero if that is not counted.
+    pub(crate) arrivals: u64,
+    /// How often it has left one to wait, or because it was stopped.
+    pub(crate) voluntary: u64,
+}
+
 /// Where a thread has entered the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KernelEntry {
@@ -154,6 +163,30 @@ impl ThreadFiles {
     }
 }
 
+impl SwitchCounts {
+    /// Those of a thread now; `None` if it has exited.
+    pub(crate) fn of_thread(process: &Process, tid: i32) -> Option<SwitchCounts> {
+        let read = |name: &str| process.read(&format!("task/{tid}/{name}"));
+        let slices = read("schedstat").unwrap_or_default();
+        SwitchCounts::parse(&slices, &read("status").ok()?)
+    }
+
+    /// From the contents of `schedstat` and `status`.
+    fn parse(slices: &[u8], status: &[u8]) -> Option<SwitchCounts> {
+        let number = |bytes: &[u8]| std::str::from_utf8(bytes.trim_ascii()).ok()?.parse().ok();
+        let mut lines = status.split(|&byte| byte == b'\n');
+        let voluntary = lines.find_map(|line| line.strip_prefix(b"voluntary_ctxt_switches:"))?;
+        Some(SwitchCounts {
+            arrivals: slices
+                .split(|&byte| byte == b' ')
+                .nth(2)
+                .and_then(number)
+                .unwrap_or(0),
+            voluntary: number(voluntary)?,
+        })
+    }
+}
+
 /// Returns `None` instead of an error if the thread has exited.
 fn unless_gone<T>(process: &Process, directory: &str, found: io::Result<T>) -> Result<Option<T>> {
     match found {
@@ -230,6 +263,24 @@ impl KernelEntry {
 mod tests {
     use super::*;
     use crate::unwind::registers::{RAX, RSP};
+
+    #[test]
+    fn switches_are_counted_by_the_kernel() {
+        let status =
+            b"Name:\tserver\nvoluntary_ctxt_switches:\t1017\nnonvoluntary_ctxt_switches:\t3\n";
+        let counts = |arrivals| {
+            Some(SwitchCounts {
+                arrivals,
+                voluntary: 1017,
+            })
+        };
+        assert_eq!(SwitchCounts::parse(b"29 12 1021\n", status), counts(1021));
+        assert_eq!(SwitchCounts::parse(b"", status), counts(0));
+        assert_eq!(
+            SwitchCounts::parse(b"29 12 1021\n", b"Name:\tserver\n"),
+            None
+        );
+    }
 
     #[test]
     fn lines_of_the_kernel_are_parsed() {
