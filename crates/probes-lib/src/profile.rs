@@ -127,6 +127,8 @@ pub struct Profiler {
     /// Whether the threads that were there from the beginning were looked at.
     is_begun: bool,
     sampled_at: Instant,
+    /// When the sample was due that is taken, or was last.
+    due_at: Duration,
     checked_at: Instant,
     reloaded_at: Instant,
     samples: u64,
@@ -182,7 +184,8 @@ struct ProfiledThread {
     switches: Option<SwitchesBefore>,
     /// Whether it was not there from the beginning.
     is_new: bool,
-    /// When it was first looked at, and when last, and how long it had run and waited for a processor.
+    /// When it was first looked at, and when last, and how long it had run and waited for a processor. Where waits are sampled, when
+    /// these samples were due.
     first: Option<ThreadCounts>,
     last: Option<ThreadCounts>,
     /// How long it has waited since the last look.
@@ -223,6 +226,7 @@ impl Profiler {
             ended: Duration::ZERO,
             is_begun: false,
             sampled_at: now,
+            due_at: Duration::ZERO,
             checked_at: now,
             reloaded_at: now,
             samples: 0,
@@ -603,6 +607,8 @@ impl Profiler {
     /// Adds the time `elapsed` before `due` to what the threads do.
     fn look_at_all(&mut self, elapsed: Duration, due: Instant) -> Result<()> {
         let now = Instant::now();
+        let due_at = monotonic_now().saturating_sub(due.elapsed());
+        self.due_at = due_at;
         let process = self.stacks.process().clone();
         let tids = process.threads().and_then(|mut list| list.read());
         let tids = tids.map_err(|source| process.exited_or(source))?;
@@ -628,7 +634,6 @@ impl Profiler {
             return Err(process.exited_or(nix::errno::Errno::ESRCH.into()));
         }
         let mut read_at = monotonic_now();
-        let due_at = read_at.saturating_sub(due.elapsed());
         let is_sampled_by_kernel = self.clock_samples().is_some();
         if !elapsed.is_zero() && !is_sampled_by_kernel {
             let stopped_at = self.look_at_running(&running, &mut seen);
@@ -756,7 +761,9 @@ impl Profiler {
         let Some(slices) = files.slices()? else {
             return Ok(None);
         };
-        let counts = ThreadCounts::of(&slices, looked_at);
+        // Samples of all threads are of one moment, however long it takes to look at them.
+        let at = self.recorded.as_ref().map_or(self.due_at, |_| looked_at);
+        let counts = ThreadCounts::of(&slices, at);
         self.is_counted |= counts.is_some();
         thread.first = thread.first.or(counts);
         thread.last = counts;
