@@ -12,6 +12,8 @@
 
 mod domain;
 mod name;
+#[cfg(test)]
+mod tests;
 mod thread;
 mod wait;
 
@@ -460,12 +462,37 @@ impl Stacks {
             ranges: self.unwinder.code().collect(),
             pages: CachedPages::new(&self.memory),
         };
-        let registers = copied.registers();
-        let mut raw = self.unwinder.unwind(registers, &mut copied.over(code));
-        if let StackEnd::Unreadable(_) = raw.end {
+        let mut raw = self
+            .unwinder
+            .unwind(copied.registers(), &mut copied.over(code));
+        if let StackEnd::Unreadable(at) = raw.end {
             raw.end = StackEnd::NotCopied;
+            if raw.frames.len() == 1 && copied.is_popped(at) {
+                let word = self.memory.read_word(at).ok();
+                let copied = word.map(|word| copied.with_popped(word));
+                let guessed = copied.and_then(|copied| self.of_popped(&copied));
+                return guessed.unwrap_or(raw);
+            }
         }
         raw
+    }
+
+    /// Returns the frames of a stack to which the return address of the innermost function was added. `caml_c_call` of
+    /// OCaml 4 pops it, and a copy begins at the stack pointer. What the stack has there now is of this call, or of a
+    /// later one. `None` unless it is behind a call of this function, and leads to the end of the stack.
+    fn of_popped(&mut self, copied: &CopiedStack) -> Option<RawStack> {
+        let code = OnlyCode {
+            ranges: self.unwinder.code().collect(),
+            pages: CachedPages::new(&self.memory),
+        };
+        let mut code = copied.over(code);
+        let mut raw = self.unwinder.unwind(copied.registers(), &mut code);
+        let [innermost, caller, ..] = raw.frames[..] else {
+            return None;
+        };
+        let is_called = self.unwinder.is_call_of(innermost, caller, &mut code);
+        raw.is_guessed = true;
+        (is_called && raw.end == StackEnd::Outermost).then_some(raw)
     }
 
     /// Reads the files again if the process has loaded more since, at most once each [`RELOAD_INTERVAL`]; returns

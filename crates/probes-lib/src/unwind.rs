@@ -26,7 +26,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::address::{LiveAddr, LoadBias};
+use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use memory::StackMemory;
 use registers::{FrameRegisters, RBP, RSP};
@@ -105,6 +105,14 @@ struct UnwindObject {
     tables: Arc<UnwindTables>,
 }
 
+impl UnwindObject {
+    /// Returns where code of the file is in the process.
+    fn live(&self, code: &Range<u64>) -> Range<u64> {
+        let live = |address| self.bias.live(FileAddr(address)).0;
+        live(code.start)..live(code.end)
+    }
+}
+
 /// What unwinding from one frame leads to.
 enum Next {
     Caller,
@@ -171,12 +179,27 @@ impl Unwinder {
         row.ok_or(StackEnd::NoUnwindInfo(within))
     }
 
+    /// Returns whether a frame has called the function of another by a direct call.
+    pub(crate) fn is_call_of(
+        &mut self,
+        callee: RawFrame,
+        caller: RawFrame,
+        memory: &mut impl StackMemory,
+    ) -> bool {
+        let (Ok(row), Some(object)) = (self.row(callee.within), self.object(callee.within.0))
+        else {
+            return false;
+        };
+        let function = object.live(&row.function);
+        guess::follows_call(caller.address.0, Some(&function), memory)
+    }
+
     /// Returns whether two addresses are in the code of one function.
     fn is_one_function(&mut self, one: LiveAddr, other: LiveAddr) -> bool {
         let (Ok(row), Some(object)) = (self.row(one), self.object(other.0)) else {
             return false;
         };
-        row.function.contains(&object.bias.file(other).0)
+        object.live(&row.function).contains(&other.0)
     }
 
     /// Returns the frames of the stack of a thread that has these registers.

@@ -5,7 +5,7 @@ use super::memory::StackMemory;
 use super::registers::{FrameRegisters, RBP, RSP};
 use super::tables::{Cfa, UnwindRow};
 use super::{RawStack, StackEnd, Unwinder};
-use crate::address::{FileAddr, LiveAddr};
+use crate::address::LiveAddr;
 use std::ops::Range;
 
 /// How many bytes above the stack pointer the return address is searched in.
@@ -29,9 +29,7 @@ pub(super) fn caller(
     };
     let stack_pointer = registers.get(RSP)?;
     let end = stack_pointer.saturating_add(MAX_SEARCHED);
-    let bias = unwinder.object(registers.ip)?.bias;
-    let live = |address| bias.live(FileAddr(address)).0;
-    let function = live(row.function.start)..live(row.function.end);
+    let function = unwinder.object(registers.ip)?.live(&row.function);
     for callee in [Some(&function), None] {
         let mut tried = 0;
         for at in (stack_pointer..end).step_by(8) {

@@ -70,6 +70,22 @@ impl CopiedStack {
         self.registers
     }
 
+    /// Returns whether this is the word that was last popped.
+    pub(crate) fn is_popped(&self, at: LiveAddr) -> bool {
+        let top = self.registers.get(registers::RSP);
+        top.and_then(|top| top.checked_sub(8)) == Some(at.0)
+    }
+
+    /// The same with the word that was last popped.
+    pub(crate) fn with_popped(&self, word: u64) -> CopiedStack {
+        let mut copied = self.clone();
+        let top = self.registers.get(registers::RSP);
+        if let Some(at) = top.and_then(|top| top.checked_sub(8)) {
+            copied.parts.push((at, word.to_le_bytes().to_vec()));
+        }
+        copied
+    }
+
     /// Returns the stack as memory; what is not on it is read from `code`, if it is code.
     pub(crate) fn over<'c, M>(&'c self, code: M) -> OverCode<'c, M> {
         OverCode { stack: self, code }

@@ -1,0 +1,77 @@
+//! Stacks of which a part is not copied.
+
+use test_support::{Talker, program};
+
+use super::*;
+
+/// `pop offset(%r14)`, with which `caml_c_call` of OCaml 4 begins, and its length.
+const POP: ([u8; 3], u64) = ([0x41, 0x8f, 0x86], 7);
+
+/// Returns the stack pointer of a thread, once it is blocked, and the words of its stack.
+fn words_of_blocked(stacks: &mut Stacks) -> (u64, Vec<u64>) {
+    let pid = stacks.pid();
+    let files = ThreadFiles::open(&stacks.process, pid).unwrap().unwrap();
+    test_support::eventually("the program waits for a command", || {
+        let look = stacks.look(&files).unwrap();
+        let Look::Blocked(blocked) = look else {
+            return None;
+        };
+        (blocked.stack.end == StackEnd::Outermost).then_some(())
+    });
+    let start = files.moment().unwrap().unwrap().place().unwrap();
+    let start = start.stack_pointer;
+    let words = (start..).step_by(8);
+    let words = words.map_while(|at| stacks.memory.read_word(LiveAddr(at)).ok());
+    (start, words.take(1 << 16).collect())
+}
+
+fn address_of(stacks: &Stacks, name: &str) -> LiveAddr {
+    let executable = stacks.functions.executable().unwrap();
+    let mut functions = executable.table().functions();
+    let found = functions.find(|it| it.name().is_some_and(|found| found.text == name));
+    executable
+        .load_bias()
+        .unwrap()
+        .live(found.unwrap().address())
+}
+
+#[test]
+fn popped_return_address_is_read_and_marked_as_guessed() {
+    let target = Talker::start(&program("calls"));
+    let mut stacks = Stacks::of_process(target.pid()).unwrap();
+    let c_call = address_of(&stacks, "caml_c_call");
+    let mut code = [0; 3];
+    stacks.memory.read(c_call, &mut code).unwrap();
+    assert_eq!(code, POP.0);
+    let after_pop = LiveAddr(c_call.0 + POP.1);
+
+    let (start, words) = words_of_blocked(&mut stacks);
+    let innermost = RawFrame {
+        address: after_pop,
+        within: after_pop,
+    };
+    let mut pages = CachedPages::new(&stacks.memory);
+    let mut is_call = |word: u64| {
+        let address = LiveAddr(word);
+        let caller = RawFrame {
+            address,
+            within: address,
+        };
+        stacks.unwinder.is_call_of(innermost, caller, &mut pages)
+    };
+    let index = words.iter().position(|&word| is_call(word)).unwrap();
+    let copied = |after: usize| {
+        let bytes: Vec<u8> = words[after..]
+            .iter()
+            .flat_map(|it| it.to_le_bytes())
+            .collect();
+        let registers = FrameRegisters::new(after_pop.0, start + 8 * after as u64);
+        CopiedStack::of_thread(registers, &bytes)
+    };
+    let found = stacks.of_copied(&copied(index + 1));
+    assert_eq!((found.end, found.is_guessed), (StackEnd::Outermost, true));
+    assert_eq!(found.frames[1].address.0, words[index]);
+    // A word that is no return address, or one of another call, is not taken for it.
+    let other = stacks.of_copied(&copied(index + 2));
+    assert_eq!((other.end, other.frames.len()), (StackEnd::NotCopied, 1));
+}
