@@ -161,11 +161,25 @@ fn picture_path(args: &Args) -> Option<(PictureKind, &Path)> {
     Some((PictureKind::of(path)?, path))
 }
 
-fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
-    let output = &output.clone().with_pid(pid);
+/// Begins to profile a process. One that we have started may execute programs meanwhile, as scripts do: then it begins again.
+fn begin(args: &Args, pid: i32, output: &Output) -> Result<(Target, Profiler), Failure> {
+    /// More often than programs execute others, one after the other.
+    const MAX_TRIES: usize = 100;
+    for _ in 1..MAX_TRIES {
+        match try_to_begin(args, pid, output) {
+            Err(failure) if is_exec_of_program(args, &failure) => {}
+            begun => return begun,
+        }
+    }
+    try_to_begin(args, pid, output)
+}
+
+fn is_exec_of_program(args: &Args, failure: &Failure) -> bool {
+    !args.profiled.is_process() && matches!(failure, Failure::Target(_, error) if error.is_exec())
+}
+
+fn try_to_begin(args: &Args, pid: i32, output: &Output) -> Result<(Target, Profiler), Failure> {
     let of_process = Failure::of_process(pid);
-    // For the files of many threads. Not before a program is started, which inherits the limit.
-    descriptors::raise_limit(u64::MAX);
     let target = Target::open_any(pid).map_err(&of_process)?;
     // With -off-cpu, threads that run are of no interest, so nothing is stopped for them.
     let is_live = args.live || args.off_cpu;
@@ -178,6 +192,14 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
         let hz = (!args.off_cpu).then_some(args.hz);
         profiler.record(hz).map_err(&of_process)?;
     }
+    Ok((target, profiler))
+}
+
+fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
+    let output = &output.clone().with_pid(pid);
+    // For the files of many threads. Not before a program is started, which inherits the limit.
+    descriptors::raise_limit(u64::MAX);
+    let (target, mut profiler) = begin(args, pid, output)?;
     let report_file = match picture_path(args) {
         Some((kind, path)) => Some((kind, ReportFile::create(path)?)),
         None => None,
@@ -186,12 +208,26 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let signals = TerminationSignals::block_and_pass_on(started)?;
     output.begin()?;
     // A program that was started writes to the terminal itself.
-    let progress = if args.profiled.is_process() {
+    let mut progress = if args.profiled.is_process() {
         Progress::begin(&output.messages)
     } else {
         None
     };
-    let ended = sample(args, &target, &mut profiler, &signals, progress);
+    let (begun, mut target) = (Instant::now(), target);
+    let ended = loop {
+        let left = args.until.duration.unwrap_or(Duration::MAX);
+        let left = left.saturating_sub(begun.elapsed());
+        match sample(args, left, &target, &mut profiler, &signals, &mut progress) {
+            Err(failure) if is_exec_of_program(args, &failure) => {}
+            ended => break ended,
+        }
+        let note = "the program has executed a new one: this is the profile of that";
+        output.messages.note(note);
+        match begin(args, pid, output) {
+            Ok(next) => (target, profiler) = next,
+            Err(failure) => break Err(failure),
+        }
+    };
     signals.unblock();
     let (profile, program) = (profiler.profile(), profiler.program().to_owned());
     let is_wanted = |activity| match activity {
@@ -234,20 +270,20 @@ fn title(args: &Args, pid: i32, program: &Path) -> String {
     format!("{name}, process {pid}: {what}")
 }
 
-/// Samples until the time is over, a signal comes, or the process has exited.
+/// Samples until the time is over (`end`), a signal comes, or the process has exited.
 ///
 /// # Errors
 ///
 /// If the process cannot be sampled any more for another reason.
 fn sample(
     args: &Args,
+    end: Duration,
     target: &Target,
     profiler: &mut Profiler,
     signals: &TerminationSignals,
-    mut progress: Option<Progress>,
+    progress: &mut Option<Progress>,
 ) -> Result<(), Failure> {
     let begun = Instant::now();
-    let end = args.until.duration.unwrap_or(Duration::MAX);
     let period = Duration::from_secs(1) / args.hz;
     let mut next = period;
     let mut random = Rng::new();
@@ -285,7 +321,7 @@ fn sample(
         if is_look {
             continue;
         }
-        if let Some(progress) = &mut progress {
+        if let Some(progress) = progress {
             progress.update(&line(now, args.until.duration, profiler.samples()));
         }
         // At random intervals, so that samples are not in step with what the process does periodically. A sample that

@@ -346,11 +346,16 @@ fn flags_of_profiles_are_checked() {
 
 /// Runs `profile -prog` on a program that takes its commands from a file.
 fn profile_program(flags: &[&str], commands: &str) -> (i32, String, String) {
+    let mut tool = command(["profile", "-prog"]);
+    tool.arg(fixture("turns.pie")).args(flags);
+    with_commands(&tool, commands)
+}
+
+/// Runs a command with a file of commands as its input.
+fn with_commands(tool: &Command, commands: &str) -> (i32, String, String) {
     let scratch = Scratch::new();
     let input = scratch.file("input");
     fs::write(&input, commands).unwrap();
-    let mut tool = command(["profile", "-prog"]);
-    tool.arg(fixture("turns.pie")).args(flags);
     let mut shell = Command::new("sh");
     shell.args(["-c", "exec \"$@\" < \"$0\""]).arg(&input);
     shell.arg(tool.get_program()).args(tool.get_args());
@@ -390,6 +395,20 @@ fn started_program_is_profiled_until_it_exits() {
         error,
         "ocaml-probes: cannot start /nonexistent/program: No such file or directory\n"
     );
+}
+
+// promise: Profiles: Of a program that executes others, such as a script, the last one is profiled
+#[test]
+fn program_that_is_executed_is_profiled() {
+    for script in ["exec \"$0\"", "sleep 0.1; exec \"$0\"", "exec env \"$0\""] {
+        let mut tool = command(["profile", "-prog", "/bin/sh", "--", "-c", script]);
+        tool.arg(fixture("turns.pie"));
+        let (status, stdout, stderr) = with_commands(&tool, "turns 100\nquit\n");
+        assert_eq!(status, 0, "{stderr}");
+        assert!(stdout.starts_with("ready\nturned "), "{stdout}");
+        let computes = stderr.lines().any(|line| line.ends_with(" computes"));
+        assert!(computes, "{stderr}");
+    }
 }
 
 // promise: Profiles: With -gc, time during collections is distinguished, also in the stacks
