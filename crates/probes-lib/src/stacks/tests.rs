@@ -36,7 +36,7 @@ fn address_of(stacks: &Stacks, name: &str) -> LiveAddr {
 }
 
 #[test]
-fn popped_return_address_is_read_and_marked_as_guessed() {
+fn popped_return_address_is_marked_as_guessed() {
     let target = Talker::start(&program("calls"));
     let mut stacks = Stacks::of_process(target.pid()).unwrap();
     let c_call = address_of(&stacks, "caml_c_call");
