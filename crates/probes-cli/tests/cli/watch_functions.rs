@@ -284,10 +284,13 @@ fn results_of_c_are_words_and_text() {
             for line in [
                 "numbers returns -9223372036854775684",
                 "texts returns \"GET\"",
-                "floats returns ",
-                "scales returns ",
             ] {
                 assert_eq!(count(line), 20 * threads, "{line} in {lines:#?}");
+            }
+            // Their results are in no general register.
+            for line in ["floats returns", "scales returns"] {
+                let returned = lines.iter().filter(|it| *it == line);
+                assert_eq!(returned.count(), 20 * threads, "{line} in {lines:#?}");
             }
             assert_eq!(lines.len(), 2 * 4 * 20 * threads);
         }
@@ -308,7 +311,11 @@ fn jumps_to_other_functions_have_no_result() {
         };
         // The others jump to `leaf`.
         assert_eq!(of("tail "), ["0", "returns 4", "1", "2", "returns 6", "3"]);
-        assert_eq!(of("returns_long_double returns ").len(), 4);
+        // Its result is in the x87 unit.
+        let returned = lines
+            .iter()
+            .filter(|it| *it == "returns_long_double returns");
+        assert_eq!(returned.count(), 4);
         // longjmp(3) ends them.
         assert_eq!(of("unwound returns ").len(), 0);
         assert_eq!(of("unwound ").len(), 3 * 4);
