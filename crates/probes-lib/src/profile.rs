@@ -49,7 +49,7 @@ use crate::stacks::{
     Look, Slices, StackFrame, Stacks, SwitchCounts, ThreadFiles, ThreadRole, monotonic_now,
 };
 use crate::sys::perf::ClockSamples;
-use crate::unwind::{RawStack, StackEnd};
+use crate::unwind::RawStack;
 pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
 use process_time::ProcessClock;
@@ -463,7 +463,7 @@ impl Profiler {
             return;
         };
         let mut stack = copied.map(|copied| self.stacks.of_copied(copied));
-        let is_unknown = |stack: &RawStack| matches!(stack.end, StackEnd::UnknownCode(_));
+        let is_unknown = |stack: &RawStack| stack.end.may_be_loaded_since();
         // A process that has exec'd another program, or has exited, is noticed at the next sample.
         if stack.as_ref().is_some_and(is_unknown) && self.reload(Instant::now()).is_ok() {
             stack = copied.map(|copied| self.stacks.of_copied(copied));
@@ -641,7 +641,7 @@ impl Profiler {
         }
         let is_unknown = |key: &ProfileKey| {
             let stack = key.stack.as_ref();
-            stack.is_some_and(|stack| matches!(stack.end, StackEnd::UnknownCode(_)))
+            stack.is_some_and(|stack| stack.end.may_be_loaded_since())
         };
         if seen.iter().any(|(key, _)| is_unknown(key)) {
             self.reload(now)?;

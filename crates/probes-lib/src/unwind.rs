@@ -81,6 +81,13 @@ pub enum StackEnd {
     TooDeep,
 }
 
+impl StackEnd {
+    /// Whether the code that is missing may have been loaded since the files of the process were read.
+    pub(crate) fn may_be_loaded_since(&self) -> bool {
+        matches!(self, StackEnd::UnknownCode(at) if at.0 != 0)
+    }
+}
+
 /// The frames of one stack.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct RawStack {
@@ -196,7 +203,7 @@ impl Unwinder {
 
     /// Returns whether two addresses are in the code of one function.
     fn is_one_function(&mut self, one: LiveAddr, other: LiveAddr) -> bool {
-        let (Ok(row), Some(object)) = (self.row(one), self.object(other.0)) else {
+        let (Ok(row), Some(object)) = (self.row(one), self.object(one.0)) else {
             return false;
         };
         object.live(&row.function).contains(&other.0)

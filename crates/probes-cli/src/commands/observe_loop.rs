@@ -274,8 +274,9 @@ pub(super) fn observe_by(
 }
 
 /// Notes at which sites of USDT probes another tool must not begin meanwhile.
-fn note_sites_without_nop(messages: &Messages, observer: &Observer) {
+pub(super) fn note_sites_without_nop(messages: &Messages, observer: &Observer) {
     let mut sites: Vec<&str> = observer.sites_without_nop().map(|(name, _)| name).collect();
+    sites.sort_unstable();
     sites.dedup();
     if let Some(names) = join_first_few(&sites) {
         messages.note(&format!(

@@ -221,12 +221,17 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
             Err(failure) if is_exec_of_program(args, &failure) => {}
             ended => break ended,
         }
-        let note = "the program has executed a new one: this is the profile of that";
-        output.messages.note(note);
+        // What the kernel records takes locked memory, of which a user has little.
+        drop(profiler);
         match begin(args, pid, output) {
             Ok(next) => (target, profiler) = next,
-            Err(failure) => break Err(failure),
+            Err(failure) => {
+                signals.unblock();
+                return Err(failure);
+            }
         }
+        let note = "the program has executed a new one: this is the profile of that";
+        output.messages.note(note);
     };
     signals.unblock();
     let (profile, program) = (profiler.profile(), profiler.program().to_owned());

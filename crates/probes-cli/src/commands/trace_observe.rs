@@ -14,7 +14,7 @@ use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
 use super::gaps::{GapWarning, Gaps};
 use super::latency::{warn_of_interleaved, warn_of_lost_calls};
-use super::observe_loop::{self, warn_of_still_mapped};
+use super::observe_loop::{self, note_sites_without_nop, warn_of_still_mapped};
 use super::open_target::sources;
 use super::other_keys::warn_of_other_keys;
 use super::program_with_events::EventsDirectory;
@@ -347,8 +347,10 @@ impl FunctionUses {
 }
 
 impl ProgramObservation {
-    /// Warns of functions that were selected and are not observed, or only in part.
+    /// Warns of functions that were selected and are not observed, or only in part, and of sites that are no place for
+    /// other tools.
     fn warn_of_unobserved(&self, messages: &Messages, observer: &Observer) {
+        note_sites_without_nop(messages, observer);
         let kinds = [
             (&self.functions, "counted"),
             (&self.histogram_functions, "observed"),

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::clock::in_nanoseconds;
 
-/// Quantiles of times, of which there is at least one, and the longest, in nanoseconds.
+/// Quantiles of times, and the longest, in nanoseconds; zero if there are no times.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Quantiles {
     pub(super) p50_ns: u64,

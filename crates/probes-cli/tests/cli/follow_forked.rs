@@ -77,7 +77,7 @@ fn calls_in_short_lived_children_are_counted() {
 
 // promise: Observations: With -follow, processes that were forked before are observed by themselves, and all are restored (2)
 #[test]
-fn existing_children_are_observed_observed_separately() {
+fn existing_children_are_observed_separately() {
     for file in fixture_forms("forker") {
         let mut target = Talker::start(&file);
         let parent = target.pid();

@@ -26,6 +26,9 @@ const NARROW_GAP: u64 = 16 * PAGE;
 /// How far the stack of the main thread may grow down.
 const STACK_ROOM: u64 = 1 << 30;
 
+/// How far the heap may grow up (brk(2)); where it cannot, malloc(3) maps memory elsewhere.
+const HEAP_ROOM: u64 = 16 << 20;
+
 /// The distance between two addresses that are tried one after the other.
 const STEP: u64 = 16 << 20;
 
@@ -125,14 +128,14 @@ pub(crate) fn place(
     Ok(Placed::Arenas(arenas))
 }
 
-/// Returns the addresses of a mapping, and those that a stack may need.
+/// Returns the addresses of a mapping, and those into which it may grow.
 fn occupied(mapping: &Mapping) -> (u64, u64) {
-    let room = if mapping.path() == b"[stack]" {
-        STACK_ROOM
-    } else {
-        0
-    };
-    (mapping.start.0.saturating_sub(room), mapping.end.0)
+    let (start, end) = (mapping.start.0, mapping.end.0);
+    match mapping.path() {
+        b"[stack]" => (start.saturating_sub(STACK_ROOM), end),
+        b"[heap]" => (start, end.saturating_add(HEAP_ROOM)),
+        _ => (start, end),
+    }
 }
 
 /// Returns the addresses that all of these windows have in common.

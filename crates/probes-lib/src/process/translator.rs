@@ -70,6 +70,9 @@ pub(crate) fn translator(executable: &Path, maps: &[Mapping]) -> Option<&'static
             path.file_name().map(OsStr::as_bytes)
         });
         names.find_map(|name| {
+            if name.starts_with(b"vgpreload_") {
+                return Some("valgrind");
+            }
             let is_it = |(file, _): &&(&str, &str)| name == file.as_bytes();
             LIBRARIES.iter().find(is_it).map(|found| found.1)
         })
@@ -130,6 +133,11 @@ mod tests {
                 "/app/server",
                 &maps("/opt/pin/intel64/bin/pinbin"),
                 Some("Pin"),
+            ),
+            (
+                "/opt/own-amd64-linux",
+                &maps("/usr/libexec/valgrind/vgpreload_core-amd64-linux.so"),
+                Some("valgrind"),
             ),
             ("/usr/lib64/ld-linux-x86-64.so.2", &none, None),
             ("/", &none, None),

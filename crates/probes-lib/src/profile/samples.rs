@@ -108,8 +108,8 @@ impl<K> PendingSamples<K> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SwitchesBefore {
     counts: SwitchCounts,
-    /// Whether it has waited since the look before.
-    has_waited: bool,
+    /// Whether it has waited since the look before, and has not been made to leave a processor.
+    has_only_waited: bool,
 }
 
 /// Whether a thread that was found running was on a processor from then until it was stopped, as far as that is known.
@@ -124,19 +124,24 @@ pub(super) enum RanUntilStop {
 
 impl SwitchesBefore {
     pub(super) fn new(counts: SwitchCounts, earlier: Option<SwitchesBefore>) -> SwitchesBefore {
-        let waits = earlier.map(|it| it.counts.voluntary);
+        let has_only_waited = |earlier: SwitchesBefore| {
+            let earlier = earlier.counts;
+            earlier.voluntary != counts.voluntary && earlier.involuntary == counts.involuntary
+        };
         SwitchesBefore {
             counts,
-            has_waited: waits.is_some_and(|waits| waits != counts.voluntary),
+            has_only_waited: earlier.is_some_and(has_only_waited),
         }
     }
 
     /// What it has done until it was stopped: the stop counts once as a voluntary switch, which is no wait at the next look.
     pub(super) fn until_stop(&mut self, stopped: SwitchCounts, is_in_call: bool) -> RanUntilStop {
         let before = std::mem::replace(&mut self.counts, stopped);
+        let was_preempted = stopped.involuntary != before.involuntary;
+        let has_arrived = stopped.arrivals > before.arrivals;
         if stopped.voluntary > before.voluntary.saturating_add(1) {
             RanUntilStop::Waited
-        } else if self.has_waited && is_in_call && stopped.arrivals > before.arrivals {
+        } else if self.has_only_waited && is_in_call && has_arrived && !was_preempted {
             RanUntilStop::Woken
         } else {
             RanUntilStop::Yes
@@ -205,6 +210,7 @@ mod tests {
         let counts = |arrivals, voluntary| SwitchCounts {
             arrivals,
             voluntary,
+            involuntary: 0,
         };
         let earlier = SwitchesBefore::new(counts(10, 5), None);
         let until = |mut before: SwitchesBefore, arrivals, voluntary, is_in_call| {
@@ -221,6 +227,23 @@ mod tests {
         assert_eq!(until(before, 11, 7, true), RanUntilStop::Yes);
         assert_eq!(until(before, 12, 7, true), RanUntilStop::Woken);
         assert_eq!(until(before, 12, 7, false), RanUntilStop::Yes);
+        // It was preempted, which looks the same otherwise.
+        let preempted = SwitchCounts {
+            involuntary: 1,
+            ..counts(12, 7)
+        };
+        let mut before = SwitchesBefore::new(counts(11, 6), Some(earlier));
+        assert_eq!(before.until_stop(preempted, true), RanUntilStop::Yes);
+        let preempted = SwitchCounts {
+            involuntary: 1,
+            ..counts(11, 6)
+        };
+        let mut before = SwitchesBefore::new(preempted, Some(earlier));
+        let stopped = SwitchCounts {
+            involuntary: 1,
+            ..counts(12, 7)
+        };
+        assert_eq!(before.until_stop(stopped, true), RanUntilStop::Yes);
         // Nothing is known of it.
         assert_eq!(until(earlier, 12, 6, true), RanUntilStop::Yes);
         // The stop before was no wait.

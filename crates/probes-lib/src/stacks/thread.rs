@@ -57,6 +57,8 @@ pub(crate) struct SwitchCounts {
     pub(crate) arrivals: u64,
     /// How often it has left one to wait, or because it was stopped.
     pub(crate) voluntary: u64,
+    /// How often it was made to leave one.
+    pub(crate) involuntary: u64,
 }
 
 /// Where a thread has entered the kernel.
@@ -175,7 +177,9 @@ impl SwitchCounts {
     fn parse(slices: &[u8], status: &[u8]) -> Option<SwitchCounts> {
         let number = |bytes: &[u8]| std::str::from_utf8(bytes.trim_ascii()).ok()?.parse().ok();
         let mut lines = status.split(|&byte| byte == b'\n');
-        let voluntary = lines.find_map(|line| line.strip_prefix(b"voluntary_ctxt_switches:"))?;
+        let mut line = |name: &[u8]| lines.find_map(|line| line.strip_prefix(name));
+        let voluntary = line(b"voluntary_ctxt_switches:")?;
+        let involuntary = line(b"nonvoluntary_ctxt_switches:").and_then(number);
         Some(SwitchCounts {
             arrivals: slices
                 .split(|&byte| byte == b' ')
@@ -183,6 +187,7 @@ impl SwitchCounts {
                 .and_then(number)
                 .unwrap_or(0),
             voluntary: number(voluntary)?,
+            involuntary: involuntary.unwrap_or(0),
         })
     }
 }
@@ -272,6 +277,7 @@ mod tests {
             Some(SwitchCounts {
                 arrivals,
                 voluntary: 1017,
+                involuntary: 3,
             })
         };
         assert_eq!(SwitchCounts::parse(b"29 12 1021\n", status), counts(1021));

@@ -60,7 +60,7 @@ pub(super) fn step(
         caller.set(*register, value);
     }
     if ip == 0 {
-        // The table of code that nothing has called says so: this frame was not found right.
+        // This frame was not found right; or the stack of a coroutine begins here.
         return Err(StackEnd::UnknownCode(LiveAddr(0)));
     }
     if ip == registers.ip && caller.get(RSP) == registers.get(RSP) {

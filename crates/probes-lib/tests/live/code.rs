@@ -182,7 +182,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
         let refused = |bytes: &str| {
             let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
             let message = error.to_string();
-            let start = format!("site late at {site}: found {bytes}");
+            let start = format!("a site of probe \"late\" at {site}: found {bytes}");
             assert!(message.starts_with(&start), "{message}");
             assert!(message.contains("a breakpoint or uprobe"), "{message}");
             assert_eq!(error.effect(), Effect::NothingChanged);

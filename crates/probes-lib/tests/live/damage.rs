@@ -151,7 +151,7 @@ fn foreign_bytes_at_one_site_prevent_the_update() {
                     }
                     let message = error.to_string();
                     let found = foreign.shown(found);
-                    let start = format!("site {name} at {site}: found {found}");
+                    let start = format!("a site of probe \"{name}\" at {site}: found {found}");
                     assert!(message.starts_with(&start), "{message}");
                     let end = format!("{}; nothing was changed", foreign.reason);
                     assert!(message.ends_with(&end), "{message}");

@@ -32,6 +32,8 @@ impl StackTimes {
     fn incomplete_because(&self) -> Option<IncompleteBecause> {
         match (self.stack, self.end) {
             (StackQuality::Complete | StackQuality::Unread, _) => None,
+            // The return address of a running thread was below its stack pointer.
+            (StackQuality::Guessed, _) if self.is_running => Some(IncompleteBecause::NotCopied),
             (StackQuality::Guessed, _) | (_, Some(StackEnd::UnknownRegister(_))) => {
                 Some(IncompleteBecause::NoRegisters)
             }
@@ -127,7 +129,12 @@ mod tests {
             ..of(600, StackEnd::Outermost)
         };
         let stacks = vec![guessed, of(400, StackEnd::UnknownCode(code))];
-        assert_eq!(found(stacks, false), Some((100.0, NoRegisters)));
+        assert_eq!(found(stacks, false), Some((100.0, NotCopied)));
+        let guessed_wait = ProfiledStack {
+            is_guessed: true,
+            ..waits
+        };
+        assert_eq!(found(vec![guessed_wait], false), Some((100.0, NoRegisters)));
         assert_eq!(found(Vec::new(), false), None);
     }
 }

@@ -427,7 +427,7 @@ impl Prepared {
             None => Ok(()),
             Some((arena, code)) => {
                 // The header last.
-                let table_end = (arena.trampoline(0).0 - arena.code.0) as usize;
+                let table_end = (arena.trampoline_room().0 - arena.code.0) as usize;
                 let (header, table) = code[..table_end.min(code.len())].split_at(HEADER_LEN);
                 let table_at = arena.code.plus(header.len() as u64);
                 write_code(injector, stopped, table_at, table)?;
@@ -464,7 +464,7 @@ impl Prepared {
         memory: &mut impl WriteMemory,
     ) -> std::result::Result<(), (LiveAddr, io::Error)> {
         for (arena, code) in self.arenas.iter().zip(&self.codes).rev() {
-            let at = arena.trampoline(0);
+            let at = arena.trampoline_room();
             let trampolines = code.get((at.0 - arena.code.0) as usize..);
             let written = memory.write_code(at, trampolines.unwrap_or_default());
             written.map_err(|source| (at, source))?;

@@ -307,10 +307,15 @@ impl Arena {
         self.routine().0..self.trampoline(self.points.len()).0
     }
 
+    /// Returns where the room of the trampolines begins: with the bytes that stay unused before the first one.
+    pub(crate) fn trampoline_room(&self) -> LiveAddr {
+        LiveAddr(self.trampoline(0).0 - self.lead)
+    }
+
     /// Returns where calls can be injected as long as no point leads to a trampoline: the room of the trampolines, up to
     /// a page.
     pub(crate) fn call_room(&self) -> CodeCave {
-        let at = self.trampoline(0);
+        let at = self.trampoline_room();
         let len = (self.data().0 - at.0).min(PAGE);
         CodeCave { at, len }
     }
@@ -613,6 +618,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::inject::injected_call::MAX_LEN;
     use crate::observe::layout::semaphores::WordChange;
     use crate::observe::layout::shared::record;
     use crate::process::tool::new_id;
@@ -1076,6 +1082,22 @@ mod tests {
                 };
                 assert_eq!(find(&arena, &bytes_of(&arena)), Some(arena));
             }
+        }
+    }
+
+    #[test]
+    fn moved_trampolines_leave_room_for_calls() {
+        let (arena, _) = arena();
+        for lead in 0..PAGE {
+            let one = Arena {
+                points: arena.points[..1].to_vec(),
+                trampoline_len: LINE,
+                lead,
+                ..arena.clone()
+            };
+            let room = one.call_room();
+            assert!(room.len >= MAX_LEN as u64, "{lead}");
+            assert!(room.at.0 + room.len <= one.data().0, "{lead}");
         }
     }
 
