@@ -250,12 +250,16 @@ fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_times_without_key(messages, latencies.only_without_key());
 }
 
-/// Warns of calls that were not timed, which may be most of them.
+/// Warns of calls and pairs that were not timed, which may be most of them.
 pub(super) fn warn_of_lost_calls(messages: &Messages, latencies: &Latencies<'_>) {
     if let Some(caution) = latencies.lost_calls() {
         let hint = "the outermost 500 calls of each stack are timed, on a thousand stacks, those of OCaml 5's fibers among them; with more busy threads than \
                     processors, calls of C functions are lost, too: fewer functions lose fewer; docs/functions.md has the reasons";
         messages.warning(WarningKind::LostCalls, &caution, hint);
+    }
+    if let Some(caution) = latencies.lost_times() {
+        let hint = "64 starts may wait in a thread; with -key, some 33,000 in the process";
+        messages.warning(WarningKind::LostTimes, &caution, hint);
     }
 }
 

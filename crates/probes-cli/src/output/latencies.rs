@@ -23,7 +23,7 @@ use super::svg::{self, Chart};
 use super::table;
 use crate::clock::in_nanoseconds;
 use crate::flags::CountedBy;
-use crate::text::{Escaped, join_first_few, number_of, three_digits};
+use crate::text::{Escaped, join_first_few, number_of, number_that_were, three_digits};
 
 /// The times of the pairs of a process.
 #[derive(Debug, Serialize)]
@@ -409,6 +409,15 @@ impl<'l> Latencies<'l> {
         Some(format!(
             "{lost} of {calls} of {names} {were} not recorded: the figures are those of the others"
         ))
+    }
+
+    /// Says of how many pairs the times are not known, because there was no room for their starts.
+    pub(crate) fn lost_times(&self) -> Option<String> {
+        let lost = self.pairs.iter().map(|it| it.lost);
+        let lost = lost.fold(0, u64::saturating_add);
+        let times = number_that_were(lost, "time");
+        let why = "because there was no room for a start: the figures are those of the others";
+        (lost > 0).then(|| format!("{times} not measured, {why}"))
     }
 
     /// How many times there are, if none has a key.

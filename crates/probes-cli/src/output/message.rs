@@ -65,6 +65,8 @@ pub(crate) enum WarningKind {
     Uncounted,
     /// Calls of functions that are timed were not recorded: their figures are those of the others.
     LostCalls,
+    /// Times of pairs were not measured, because their starts found no room: the figures are those of the others.
+    LostTimes,
     /// Times cannot be trusted, because pairs interleave in a thread, or may do so.
     Interleaved,
     /// Self times include calls on another stack.

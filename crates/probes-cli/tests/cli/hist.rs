@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use test_support::{Talker, fixture_forms, program, program_forms};
+use test_support::{Scratch, Talker, fixture_forms, program, program_forms};
 
 use crate::count_functions::{Observing, observing};
 use crate::support::{is_observed, object, run};
@@ -428,4 +428,23 @@ fn killed_histograms_are_removed() {
         assert!(!is_observed(pid));
         target.ask("hit 10", "done");
     }
+}
+
+#[test]
+fn failed_histograms_leave_no_picture() {
+    let scratch = Scratch::new();
+    let target = Talker::start(&fixture_forms("calls")[0]);
+    let picture = scratch.file("picture.svg");
+    let histogram = |function: &str| {
+        let (pid, picture) = (target.pid(), picture.display());
+        run(&format!(
+            "hist -for 1ms -pid {pid} -fn {function} -of arg0 -svg {picture}"
+        ))
+    };
+    histogram("nosuch").failure();
+    assert!(!picture.exists());
+    histogram("leaf").answer();
+    let drawn = std::fs::read(&picture).unwrap();
+    histogram("nosuch").failure();
+    assert_eq!(std::fs::read(&picture).unwrap(), drawn);
 }

@@ -152,6 +152,21 @@ fn interleaving_requests_of_c_are_noticed() {
     }
 }
 
+#[test]
+fn pairs_without_room_are_reported() {
+    let mut talker = Talker::start(&fixture_forms("usdt_requests")[0]);
+    for (requests, has_room) in [(5, true), (80, false)] {
+        let flags = "-json -usdt request:begin,request:end";
+        let tool = observing("latency", flags, talker.pid());
+        talker.ask(&format!("serve 100 {requests}"), "served");
+        let run = tool.end();
+        let pair = &object(run.stdout.trim_end())["pairs"][0];
+        assert_eq!(pair["lost"] == 0, has_room, "{run:?}");
+        let is_said = run.stderr.contains("there was no room for a start");
+        assert_eq!(is_said, !has_room, "{run:?}");
+    }
+}
+
 // promise: Observations: Pairs of USDT probes of other providers are timed, each of them, with their semaphores raised, also by key and by
 //    their times (2 programs, 4 threads)
 #[test]
