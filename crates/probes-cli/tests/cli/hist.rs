@@ -6,7 +6,7 @@ use serde_json::Value;
 use test_support::{Scratch, Talker, fixture_forms, program, program_forms};
 
 use crate::count_functions::{Observing, observing};
-use crate::support::{is_observed, object, run};
+use crate::support::{command, is_observed, object, run, run_command};
 
 fn making(flags: &str, pid: i32) -> Observing {
     observing("hist", flags, pid)
@@ -436,10 +436,12 @@ fn failed_histograms_leave_no_picture() {
     let target = Talker::start(&fixture_forms("calls")[0]);
     let picture = scratch.file("picture.svg");
     let histogram = |function: &str| {
-        let (pid, picture) = (target.pid(), picture.display());
-        run(&format!(
-            "hist -for 1ms -pid {pid} -fn {function} -of arg0 -svg {picture}"
-        ))
+        let line = format!(
+            "hist -for 1ms -pid {} -fn {function} -of arg0 -svg",
+            target.pid()
+        );
+        let mut command = command(line.split(' '));
+        run_command(command.arg(&picture))
     };
     histogram("nosuch").failure();
     assert!(!picture.exists());
