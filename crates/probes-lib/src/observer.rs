@@ -607,8 +607,8 @@ impl Observer {
         self.active.plan.functions.all.clone()
     }
 
-    /// Returns how many functions are watched, or have their slow calls shown, of which it is not known how many arguments they have
-    /// ([`Observation::unknown_arguments`]).
+    /// Returns how many functions are watched, or have their slow calls shown, of which it is not known how many
+    /// arguments they have ([`Observation::unknown_arguments`]).
     pub fn functions_of_unknown_arguments(&self) -> usize {
         let functions = self.active.plan.functions.functions.iter();
         let watched = functions.filter_map(|function| function.watching().or(function.reported()));

@@ -243,6 +243,15 @@ struct OnlyCode<'m> {
     pages: CachedPages<'m, ProcessMemory>,
 }
 
+impl<'m> OnlyCode<'m> {
+    fn of(unwinder: &Unwinder, memory: &'m ProcessMemory) -> OnlyCode<'m> {
+        OnlyCode {
+            ranges: unwinder.code().collect(),
+            pages: CachedPages::new(memory),
+        }
+    }
+}
+
 impl StackMemory for OnlyCode<'_> {
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
         let end = at.checked_add(bytes.len() as u64)?;
@@ -458,10 +467,7 @@ impl Stacks {
 
     /// Returns the frames of a stack of this process that was copied; one that needs other memory is cut there.
     pub(crate) fn of_copied(&mut self, copied: &CopiedStack) -> RawStack {
-        let code = OnlyCode {
-            ranges: self.unwinder.code().collect(),
-            pages: CachedPages::new(&self.memory),
-        };
+        let code = OnlyCode::of(&self.unwinder, &self.memory);
         let mut raw = self
             .unwinder
             .unwind(copied.registers(), &mut copied.over(code));
@@ -481,11 +487,7 @@ impl Stacks {
     /// OCaml 4 pops it, and a copy begins at the stack pointer. What the stack has there now is of this call, or of a
     /// later one. `None` unless it is behind a call of this function, and leads to the end of the stack.
     fn of_popped(&mut self, copied: &CopiedStack) -> Option<RawStack> {
-        let code = OnlyCode {
-            ranges: self.unwinder.code().collect(),
-            pages: CachedPages::new(&self.memory),
-        };
-        let mut code = copied.over(code);
+        let mut code = copied.over(OnlyCode::of(&self.unwinder, &self.memory));
         let mut raw = self.unwinder.unwind(copied.registers(), &mut code);
         let [innermost, caller, ..] = raw.frames[..] else {
             return None;

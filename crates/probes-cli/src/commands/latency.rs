@@ -246,12 +246,12 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
 /// Warns of what may be wrong with the times, or missing.
 fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_interleaved(messages, latencies);
-    warn_of_lost_calls(messages, latencies);
+    warn_of_lost(messages, latencies);
     warn_of_times_without_key(messages, latencies.only_without_key());
 }
 
 /// Warns of calls and pairs that were not timed, which may be most of them.
-pub(super) fn warn_of_lost_calls(messages: &Messages, latencies: &Latencies<'_>) {
+pub(super) fn warn_of_lost(messages: &Messages, latencies: &Latencies<'_>) {
     if let Some(caution) = latencies.lost_calls() {
         let hint = "the outermost 500 calls of each stack are timed, on a thousand stacks, those of OCaml 5's fibers among them; with more busy threads than \
                     processors, calls of C functions are lost, too: fewer functions lose fewer; docs/functions.md has the reasons";

@@ -13,7 +13,7 @@ use probes_lib::{
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
 use super::gaps::{GapWarning, Gaps};
-use super::latency::{warn_of_interleaved, warn_of_lost_calls};
+use super::latency::{warn_of_interleaved, warn_of_lost};
 use super::observe_loop::{self, note_sites_without_nop, warn_of_still_mapped};
 use super::open_target::sources;
 use super::other_keys::warn_of_other_keys;
@@ -632,7 +632,7 @@ impl<'l> ObservationPrinter<'l> {
         let text = latencies.text(self.output.format);
         failures.add(text.and_then(|text| self.print(text)));
         warn_of_interleaved(&self.output.messages, &latencies);
-        warn_of_lost_calls(&self.output.messages, &latencies);
+        warn_of_lost(&self.output.messages, &latencies);
     }
 
     /// Shows hits until the program has exited; returns the error if another tool takes over.

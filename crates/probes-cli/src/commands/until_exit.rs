@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::getpid;
 use probes_lib::Launched;
 
-use super::wait::Wait;
+use super::wait::{Wait, lock};
 use crate::failure::Failure;
 
 /// What `record` is passed of the thread that waits for the program.
@@ -25,10 +25,7 @@ impl Waiter {
     /// Does what may trace the program. If the program stops meanwhile, we stop, too, but only when this is done: stopped
     /// earlier, we would leave it in a ptrace-stop, from which SIGCONT does not wake it.
     pub(super) fn trace<T>(&self, work: impl FnOnce() -> T) -> T {
-        let guard = self
-            .stop_lock
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(&self.stop_lock);
         let done = work();
         drop(guard);
         // Meanwhile the waiting thread learned nothing of the program's stops: now it looks again.

@@ -314,8 +314,8 @@ impl AwaitedProgram {
     }
 }
 
-/// Keeps the thread that traces the program from doing so until we have been continued.
-fn lock(stop_lock: &Mutex<()>) -> MutexGuard<'_, ()> {
+/// Keeps us from stopping, or the thread that may trace the program from doing so.
+pub(super) fn lock(stop_lock: &Mutex<()>) -> MutexGuard<'_, ()> {
     stop_lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

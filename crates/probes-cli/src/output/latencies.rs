@@ -646,10 +646,7 @@ impl Summary {
         Summary {
             count: times.count(),
             mean: times.mean(),
-            quantiles: Quantiles::of(
-                |per_mille| times.quantile(f64::from(per_mille) / 1000.0),
-                times.max(),
-            ),
+            quantiles: Quantiles::of_times(times),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use probes_lib::Times;
 use serde::Serialize;
 
 use crate::clock::in_nanoseconds;
@@ -17,6 +18,11 @@ pub(super) struct Quantiles {
 }
 
 impl Quantiles {
+    pub(super) fn of_times(times: &Times) -> Quantiles {
+        let quantile = |per_mille| times.quantile(f64::from(per_mille) / 1000.0);
+        Quantiles::of(quantile, times.max())
+    }
+
     /// `per_mille` returns the time that so many of 1,000 do not exceed.
     pub(super) fn of(per_mille: impl Fn(u16) -> Duration, max: Duration) -> Quantiles {
         let part = |part| in_nanoseconds(per_mille(part));

@@ -90,7 +90,6 @@ pub(crate) fn place(
     let mut no_room = Vec::new();
     let wide = plan.points.partition_point(|it| window(it).is_none());
     let (mut rest, mut narrow) = plan.points.split_at(wide);
-    let mut groups = Vec::new();
     while let Some(first) = rest.first() {
         let first = first.point.address.0;
         // Half of the reach, so that there is room on both sides.
@@ -106,6 +105,7 @@ pub(crate) fn place(
             }
         }
     }
+    let mut groups = Vec::new();
     while !narrow.is_empty() {
         let many = placing.most_within(narrow.iter().filter_map(window));
         let (group, others) = narrow.split_at(many);

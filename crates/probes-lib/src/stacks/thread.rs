@@ -41,17 +41,23 @@ pub(crate) struct Slices(Vec<u8>);
 impl Slices {
     /// Returns how long the thread has run, and how long it has waited for a processor; `None` if the kernel does not count that.
     pub(crate) fn times(&self) -> Option<(Duration, Duration)> {
+        let time = |index| self.number(index).map(Duration::from_nanos);
+        Some((time(0)?, time(1)?))
+    }
+
+    /// Returns how often it has got a processor; `None` if the kernel does not count that.
+    fn arrivals(&self) -> Option<u64> {
+        self.number(2)
+    }
+
+    fn number(&self, index: usize) -> Option<u64> {
         let text = std::str::from_utf8(&self.0).ok()?;
-        let mut numbers = text
-            .split_ascii_whitespace()
-            .map(|number| number.parse().ok());
-        let (run, wait) = (numbers.next()??, numbers.next()??);
-        Some((Duration::from_nanos(run), Duration::from_nanos(wait)))
+        text.split_ascii_whitespace().nth(index)?.parse().ok()
     }
 }
 
 /// How often a thread has been switched to, and away from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SwitchCounts {
     /// How often it has got a processor; zero if that is not counted.
     pub(crate) arrivals: u64,
@@ -169,23 +175,19 @@ impl SwitchCounts {
     /// Those of a thread now; `None` if it has exited.
     pub(crate) fn of_thread(process: &Process, tid: i32) -> Option<SwitchCounts> {
         let read = |name: &str| process.read(&format!("task/{tid}/{name}"));
-        let slices = read("schedstat").unwrap_or_default();
-        SwitchCounts::parse(&slices, &read("status").ok()?)
+        let slices = Slices(read("schedstat").unwrap_or_default());
+        SwitchCounts::of(&slices, &read("status").ok()?)
     }
 
     /// From the contents of `schedstat` and `status`.
-    fn parse(slices: &[u8], status: &[u8]) -> Option<SwitchCounts> {
+    fn of(slices: &Slices, status: &[u8]) -> Option<SwitchCounts> {
         let number = |bytes: &[u8]| std::str::from_utf8(bytes.trim_ascii()).ok()?.parse().ok();
         let mut lines = status.split(|&byte| byte == b'\n');
         let mut line = |name: &[u8]| lines.find_map(|line| line.strip_prefix(name));
         let voluntary = line(b"voluntary_ctxt_switches:")?;
         let involuntary = line(b"nonvoluntary_ctxt_switches:").and_then(number);
         Some(SwitchCounts {
-            arrivals: slices
-                .split(|&byte| byte == b' ')
-                .nth(2)
-                .and_then(number)
-                .unwrap_or(0),
+            arrivals: slices.arrivals().unwrap_or(0),
             voluntary: number(voluntary)?,
             involuntary: involuntary.unwrap_or(0),
         })
@@ -280,12 +282,10 @@ mod tests {
                 involuntary: 3,
             })
         };
-        assert_eq!(SwitchCounts::parse(b"29 12 1021\n", status), counts(1021));
-        assert_eq!(SwitchCounts::parse(b"", status), counts(0));
-        assert_eq!(
-            SwitchCounts::parse(b"29 12 1021\n", b"Name:\tserver\n"),
-            None
-        );
+        let parse = |slices: &[u8], status| SwitchCounts::of(&Slices(slices.to_vec()), status);
+        assert_eq!(parse(b"29 12 1021\n", status), counts(1021));
+        assert_eq!(parse(b"", status), counts(0));
+        assert_eq!(parse(b"29 12 1021\n", b"Name:\tserver\n"), None);
     }
 
     #[test]

@@ -340,31 +340,26 @@ impl Stopping<'_, '_> {
         if tids.is_empty() {
             return Err(Error::of_process(process.pid(), ProcessError::Exited));
         }
-        let mut has_new = false;
+        let known = self.stopped.tracees.len();
         for tid in tids {
             if self.stopped.tracees.contains_key(&tid) {
                 continue;
             }
             if self.scope == TraceScope::Descendants && interrupt_if_traced(tid) {
                 self.add(tid, Tracee::Running);
-                has_new = true;
                 continue;
             }
             match self.tracer.seize(tid, self.scope) {
                 Ok(()) => {
                     self.add(tid, Tracee::Running);
-                    has_new = true;
                     // If it has just exited, the wait reports that.
                     let _ = ptrace::interrupt(tid);
                 }
                 Err(Errno::ESRCH) => {}
-                Err(errno) => {
-                    self.refused(tid, errno)?;
-                    has_new |= self.stopped.tracees.contains_key(&tid);
-                }
+                Err(errno) => self.refused(tid, errno)?,
             }
         }
-        Ok(has_new)
+        Ok(self.stopped.tracees.len() > known)
     }
 
     /// Handles a thread that cannot be seized: it may be exiting, or be our tracee already.

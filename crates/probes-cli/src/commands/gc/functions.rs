@@ -159,8 +159,8 @@ impl CollectorFunctions {
         !self.0.is_empty() && self.0.len() < before
     }
 
-    /// Warns of pauses that had begun before they were timed, or have not ended, if there is more than one for each hundred that were seen whole. One that has lasted
-    /// all the time has left nothing but the stack of its thread.
+    /// Warns of pauses that had begun before they were timed, or have not ended, if there is more than one for each
+    /// hundred that were seen whole. One that has lasted all the time has left nothing but the stack of its thread.
     fn warn_of_unseen(&self, pid: i32, latencies: &[FunctionLatency], messages: &Messages) {
         let each = latencies.iter();
         let partly = each.clone().map(|it| it.running() + it.unmatched_exits());

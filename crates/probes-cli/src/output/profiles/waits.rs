@@ -213,16 +213,10 @@ pub(super) struct Distribution {
 impl Distribution {
     pub(super) fn of(waits: &WaitTimes) -> Distribution {
         let times = waits.times();
-        let lengths = || {
-            Quantiles::of(
-                |per_mille| times.quantile(f64::from(per_mille) / 1000.0),
-                times.max(),
-            )
-        };
         Distribution {
             count: times.count(),
             parts: waits.parts(),
-            lengths: (times.count() > 0).then(lengths),
+            lengths: (times.count() > 0).then(|| Quantiles::of_times(&times)),
         }
     }
 }
