@@ -353,8 +353,7 @@ impl<'l> TopView<'l> {
         names.dedup();
         let (probes, functions) = sessions.rows();
         let rows = probes.iter().map(String::as_str);
-        let of_functions = functions.iter().map(|(name, at)| (name.as_str(), *at));
-        let mut model = Model::new(rows, of_functions);
+        let mut model = Model::new(rows, &functions);
         let processes_of_rows = sessions.processes();
         let first = processes_of_rows
             .first()

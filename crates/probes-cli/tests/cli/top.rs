@@ -262,7 +262,7 @@ fn functions_are_shown_with_source_lines() {
         // Nothing is to be enabled.
         top.terminal.press(&["Down", "e"]);
         top.terminal
-            .wait_for("is a function: only probes can be enabled or disabled");
+            .wait_for("is a function: only probes of OCaml can be enabled or disabled");
         top.terminal.press(&["q"]);
         top.wait_for_exit();
         assert!(!is_observed(pid));

@@ -21,8 +21,6 @@ const MAX_FILTER_LEN: usize = 64;
 pub(super) struct Model {
     /// In the order of their names.
     points: Vec<Point>,
-    /// How many of them are probes.
-    probe_count: usize,
     now: Readings,
     /// While paused: the readings that are shown instead of `now`.
     frozen: Option<Readings>,
@@ -54,12 +52,55 @@ struct Point {
     function: Option<CountedFunction>,
 }
 
-/// A function that is counted.
+impl Point {
+    fn kind(&self) -> RowKind {
+        match &self.function {
+            None => RowKind::Probe,
+            Some(it) if it.is_usdt => RowKind::Usdt,
+            Some(_) => RowKind::Function,
+        }
+    }
+}
+
+/// A function, or a site of a USDT probe, that is counted.
 #[derive(Clone, Copy, Debug)]
 struct CountedFunction {
     /// Among those that are counted.
     index: usize,
     address: LiveAddr,
+    is_usdt: bool,
+}
+
+/// A row to be: a function, or a site of a USDT probe.
+#[derive(Clone, Debug)]
+pub(super) struct FunctionRow {
+    pub(super) name: String,
+    pub(super) address: LiveAddr,
+    pub(super) is_usdt: bool,
+}
+
+/// What a row shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RowKind {
+    /// A probe of OCaml.
+    Probe,
+    /// A function.
+    Function,
+    /// A site of a USDT probe of another provider.
+    Usdt,
+}
+
+impl RowKind {
+    /// In the order in which they are named.
+    const ALL: [RowKind; 3] = [RowKind::Probe, RowKind::Function, RowKind::Usdt];
+
+    pub(super) fn noun(self) -> &'static str {
+        match self {
+            RowKind::Probe => "probe",
+            RowKind::Function => "function",
+            RowKind::Usdt => "USDT site",
+        }
+    }
 }
 
 /// What was counted and timed.
@@ -152,10 +193,10 @@ pub(super) enum Request {
 }
 
 impl Model {
-    /// A model of these probes, and functions with their addresses, without any hits.
+    /// A model of these probes and functions, without any hits.
     pub(super) fn new<'n>(
         probes: impl IntoIterator<Item = &'n str>,
-        functions: impl IntoIterator<Item = (&'n str, LiveAddr)>,
+        functions: impl IntoIterator<Item = &'n FunctionRow>,
     ) -> Model {
         let point = |name: &str, function| Point {
             name: name.to_owned(),
@@ -164,13 +205,15 @@ impl Model {
         };
         let probes = probes.into_iter().map(|name| point(name, None));
         let mut points: Vec<Point> = probes.collect();
-        let probe_count = points.len();
-        let functions = functions.into_iter().enumerate();
-        points.extend(
-            functions.map(|(index, (name, address))| {
-                point(name, Some(CountedFunction { index, address }))
-            }),
-        );
+        let functions = functions.into_iter().enumerate().map(|(index, row)| {
+            let function = CountedFunction {
+                index,
+                address: row.address,
+                is_usdt: row.is_usdt,
+            };
+            point(&row.name, Some(function))
+        });
+        points.extend(functions);
         points.sort_by(|one, other| one.name.cmp(&other.name));
         let mut model = Model {
             now: Readings {
@@ -178,7 +221,6 @@ impl Model {
                 ..Readings::default()
             },
             points,
-            probe_count,
             frozen: None,
             at: Duration::ZERO,
             sort: Sort::Rate,
@@ -340,10 +382,11 @@ impl Model {
             });
             return None;
         };
-        if probe.function.is_some() {
+        if probe.kind() != RowKind::Probe {
             let message = format!(
-                "{} is a function: only probes can be enabled or disabled",
-                probe.name
+                "{} is a {}: only probes of OCaml can be enabled or disabled",
+                probe.name,
+                probe.kind().noun()
             );
             self.show_message(message);
             return None;
@@ -377,7 +420,7 @@ impl Model {
         let before = self.selected_row();
         let figures = &self.readings().figures;
         let filter = self.filter.to_lowercase();
-        let are_many = self.function_count() > TERMINAL_LINES;
+        let are_many = self.points.len() - self.count(RowKind::Probe) > TERMINAL_LINES;
         let passes = |&point: &usize| {
             let Point { name, function, .. } = &self.points[point];
             // As in `count`: of many functions, those without calls are left out.
@@ -412,21 +455,26 @@ impl Model {
         }
     }
 
-    /// How many probes there are, shown or not.
-    pub(super) fn probe_count(&self) -> usize {
-        self.probe_count
+    /// The kinds of which there may be rows: that of probes, if there is nothing.
+    pub(super) fn kinds(&self) -> Vec<RowKind> {
+        let is_there = |it: &RowKind| match it {
+            RowKind::Probe if self.points.is_empty() => true,
+            _ => self.points.iter().any(|point| point.kind() == *it),
+        };
+        RowKind::ALL.into_iter().filter(is_there).collect()
     }
 
-    /// How many functions there are, shown or not.
-    pub(super) fn function_count(&self) -> usize {
-        self.points.len() - self.probe_count
+    /// How many of a kind there are, shown or not.
+    pub(super) fn count(&self, kind: RowKind) -> usize {
+        let of_kind = self.points.iter().filter(|it| it.kind() == kind);
+        of_kind.count()
     }
 
-    /// How many functions have been called.
-    pub(super) fn called_count(&self) -> usize {
+    /// How many of a kind were called, or hit.
+    pub(super) fn hit_count(&self, kind: RowKind) -> usize {
         let points = self.points.iter().zip(&self.readings().figures);
-        let called = points.filter(|(point, figures)| point.function.is_some() && figures.hits > 0);
-        called.count()
+        let hit = points.filter(|(point, figures)| point.kind() == kind && figures.hits > 0);
+        hit.count()
     }
 
     /// How many probes are enabled.

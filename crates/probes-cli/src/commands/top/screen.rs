@@ -16,7 +16,7 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
 use self::cells::{GAP, bytes_text, clipped, grouped, rate_text, sparkline};
-use super::model::{CollectorFigures, HISTORY_LEN, Model, Sort};
+use super::model::{CollectorFigures, HISTORY_LEN, Model, RowKind, Sort};
 use crate::output::{FunctionSources, with_unit};
 use crate::text::{Escaped, number_of};
 
@@ -166,12 +166,9 @@ pub(super) fn text(program: &ShownProgram, model: &Model, width: u16, height: u1
     lines.extend((0..above.height).map(|y| line(&buffer, y)));
     let others = model.shown_count() - shown;
     if others > 0 {
-        let what = if model.function_count() == 0 {
-            "probe"
-        } else if model.probe_count() == 0 {
-            "function"
-        } else {
-            "row"
+        let what = match model.kinds()[..] {
+            [kind] => kind.noun(),
+            _ => "row",
         };
         lines.push(format!("and {} more", number_of(others, what)));
     }
@@ -210,13 +207,14 @@ fn title(program: &ShownProgram, model: &Model) -> Text<'static> {
     };
     let reversed = if is_reversed { ", reversed" } else { "" };
     let mut second = String::new();
-    if model.probe_count() > 0 || model.function_count() == 0 {
-        let probes = number_of(model.probe_count(), "probe");
-        second += &format!("{probes}, {} on; ", model.enabled_count());
-    }
-    if model.function_count() > 0 {
-        let functions = number_of(model.function_count(), "function");
-        second += &format!("{functions}, {} called; ", model.called_count());
+    for kind in model.kinds() {
+        let all = number_of(model.count(kind), kind.noun());
+        let some = match kind {
+            RowKind::Probe => format!("{} on", model.enabled_count()),
+            RowKind::Function => format!("{} called", model.hit_count(kind)),
+            RowKind::Usdt => format!("{} hit", model.hit_count(kind)),
+        };
+        second += &format!("{all}, {some}; ");
     }
     let noun = if hits == 1 { "hit" } else { "hits" };
     second += &format!("{} {noun}, {}/s; ", grouped(hits), rate_text(rate));
@@ -313,9 +311,9 @@ fn table(
         }
         let title = match column {
             Column::Name => name_title(model),
-            _ => title,
+            _ => (*title).to_owned(),
         };
-        titles.push(Cell::from(aligned(*column, title.to_owned())));
+        titles.push(Cell::from(aligned(*column, title)));
     }
     let (name_width, history) = (usize::from(name_width), usize::from(history));
     let rows = model.rows(first, count).map(|row| {
@@ -351,14 +349,10 @@ fn table(
         .column_spacing(GAP)
 }
 
-fn name_title(model: &Model) -> &'static str {
-    if model.function_count() == 0 {
-        "PROBE"
-    } else if model.probe_count() == 0 {
-        "FUNCTION"
-    } else {
-        "PROBE, FUNCTION"
-    }
+fn name_title(model: &Model) -> String {
+    let kinds = model.kinds().into_iter();
+    let kinds: Vec<String> = kinds.map(|it| it.noun().to_uppercase()).collect();
+    kinds.join(", ")
 }
 
 /// A source line that fits into its column: of a long one the end, which has the line's number.
@@ -389,9 +383,10 @@ fn first_row(model: &Model, scroll: Scroll) -> usize {
 /// The columns that fit and say something, the least important left out first.
 fn columns(model: &Model, width: u16) -> Vec<Column> {
     let mut columns: Vec<Column> = COLUMNS.iter().map(|(column, ..)| *column).collect();
+    let kinds = model.kinds();
     columns.retain(|column| match column {
-        Column::Source => model.function_count() > 0,
-        Column::State => model.probe_count() > 0 || model.function_count() == 0,
+        Column::Source => kinds != [RowKind::Probe],
+        Column::State => kinds.contains(&RowKind::Probe),
         _ => true,
     });
     for column in LEAST_IMPORTANT_FIRST {

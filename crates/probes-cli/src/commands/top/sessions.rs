@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Latency, LiveAddr, Observation, Options, ProbeStates, State};
 
+use super::model::FunctionRow;
 use super::session::{Reading, Session};
 use crate::commands::forked_processes::{
     ForkedProcesses, Parent, warn_of_late_start, without_take_over,
@@ -21,7 +22,7 @@ pub(super) struct Sessions {
     by_pid: bool,
     begun: Instant,
     /// The functions, in the order of their figures in samples.
-    functions: Vec<(String, LiveAddr)>,
+    functions: Vec<FunctionRow>,
     /// The index in `functions` of the n-th function of a process with a name, by that name and n.
     function_indices: HashMap<(String, usize), usize>,
     following: Option<Following>,
@@ -183,9 +184,9 @@ impl Sessions {
         each.map(|one| (one.session.pid(), one.has_ended)).collect()
     }
 
-    /// Returns the names of the rows of probes, and those of functions with their addresses in the first process; the
+    /// Returns the names of the rows of probes, and the rows of functions with their addresses in the first process; the
     /// address is 0 if that has no such function.
-    pub(super) fn rows(&mut self) -> (Vec<String>, Vec<(String, LiveAddr)>) {
+    pub(super) fn rows(&mut self) -> (Vec<String>, Vec<FunctionRow>) {
         self.read();
         let mut probes = Vec::new();
         for one in &self.each {
@@ -231,7 +232,11 @@ impl Sessions {
                     } else {
                         LiveAddr(0)
                     };
-                    functions.push((name, address));
+                    functions.push(FunctionRow {
+                        name,
+                        address,
+                        is_usdt: function.is_usdt,
+                    });
                     functions.len() - 1
                 }));
             }

@@ -3,7 +3,7 @@
 use ratatui::style::{Style, Stylize};
 use ratatui::text::Line;
 
-use crate::commands::top::model::Model;
+use crate::commands::top::model::{Model, RowKind};
 use crate::text::Escaped;
 
 /// The last lines of the screen.
@@ -120,7 +120,7 @@ fn keys(model: &Model, width: usize) -> String {
 
 /// Whether there may be probes to enable or disable: false if only functions are shown.
 fn has_switch(model: &Model) -> bool {
-    model.probe_count() > 0 || model.function_count() == 0
+    model.kinds().contains(&RowKind::Probe)
 }
 
 /// What each key does now.

@@ -8,7 +8,7 @@ use ratatui::buffer::Buffer;
 use ratatui::style::Modifier;
 
 use super::super::keys::KeyPress;
-use super::super::model::PairLatency;
+use super::super::model::{FunctionRow, PairLatency};
 use super::*;
 use crate::output::Evidence;
 
@@ -156,12 +156,19 @@ fn help_says_that_runtime_events_are_off() {
     assert!(is_said(&model));
 }
 
+fn function(name: &str, is_usdt: bool) -> FunctionRow {
+    FunctionRow {
+        name: name.to_owned(),
+        address: LiveAddr(0x1000),
+        is_usdt,
+    }
+}
+
 /// A model of the probe `tick` and of functions, of which `f1` is called most.
 fn functions(count: u64) -> Model {
-    let names: Vec<String> = (0..count).map(|at| format!("f{at}")).collect();
-    let addresses = (0x1000..).map(LiveAddr);
-    let functions = names.iter().map(String::as_str).zip(addresses);
-    let mut model = Model::new(["tick"], functions);
+    let functions = (0..count).map(|at| function(&format!("f{at}"), false));
+    let functions: Vec<FunctionRow> = functions.collect();
+    let mut model = Model::new(["tick"], &functions);
     let mut hits = vec![0; count as usize];
     (hits[1], hits[2]) = (8000, 2000);
     model.set_counts(Duration::from_secs(1), |_| Some(10), &hits);
@@ -180,13 +187,25 @@ fn functions_are_rows_beside_probes() {
     let names: Vec<&str> = lines[3..7].iter().map(|line| first_word(line)).collect();
     assert_eq!(names, ["f1", "f2", "tick", "f0"]);
     // Nothing can be enabled where there are only functions.
-    let mut alone = Model::new([], [("f", LiveAddr(1))]);
+    let mut alone = Model::new([], &[function("f", false)]);
     let lines = screen(&alone, 100, 8);
     assert!(lines[2].starts_with("FUNCTION ") && !lines[2].contains("STATE"));
     assert!(!lines[7].contains("enable"), "{lines:?}");
     assert_eq!(alone.press(KeyPress::Enter, 9), None);
-    let said = "f is a function: only probes can be enabled or disabled";
+    let said = "f is a function: only probes of OCaml can be enabled or disabled";
     assert_eq!(alone.message(), Some(said));
+}
+
+#[test]
+fn usdt_sites_are_no_functions() {
+    let mut model = Model::new([], &[function("python:line", true)]);
+    model.set_counts(Duration::from_secs(1), |_| None, &[7]);
+    let lines = screen(&model, 100, 8);
+    assert_eq!(lines[1], "1 USDT site, 1 hit; 7 hits, 7.0/s; by rate");
+    assert!(lines[2].starts_with("USDT SITE "), "{lines:?}");
+    assert_eq!(model.press(KeyPress::Enter, 9), None);
+    let said = "python:line is a USDT site: only probes of OCaml can be enabled or disabled";
+    assert_eq!(model.message(), Some(said));
 }
 
 #[test]
