@@ -8,6 +8,9 @@ use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::messages::Messages;
 
+/// The end of the error message if only some processes could be observed.
+pub(super) const OTHERS_WERE_OBSERVED: &str = "the others were observed";
+
 /// The failures of the processes that a command works on. If it works on a single process, given by its
 /// pid, the failure of that process is the failure of the command.
 pub(super) struct ProcessFailures {

@@ -7,10 +7,9 @@ use probes_lib::{ObservationReport, Observer, Target};
 
 use super::gaps::{GapWarning, Gaps};
 use super::other_keys::warn_of_other_keys;
-use super::process_failures::ProcessFailures;
+use super::process_failures::{OTHERS_WERE_OBSERVED, ProcessFailures};
 use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
-use super::several::OTHERS_WERE_OBSERVED;
 use super::step_failures::StepFailures;
 use super::untyped::warn_of_untyped;
 use crate::destination::Output;

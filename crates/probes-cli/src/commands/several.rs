@@ -36,9 +36,6 @@ pub(super) fn why_not_by_caller(by_pid: bool) -> &'static str {
     }
 }
 
-/// The end of the error message if only some processes failed.
-pub(super) const OTHERS_WERE_OBSERVED: &str = "the others were observed";
-
 /// Processes that are observed.
 pub(super) struct SeveralObservations<'o> {
     each: Vec<ObservedProcess>,

@@ -51,6 +51,7 @@ mod sampling;
 mod saved;
 mod stack_copy;
 mod stack_info;
+mod stack_room;
 mod template;
 mod values;
 
@@ -73,7 +74,8 @@ use self::count::{CountPointers, SlowPath};
 use self::fields::FieldCopies;
 use self::function_record::{RecordPointers, RecordedEvent};
 use self::pair::Ends;
-use self::saved::{LockedRegisters, RED_ZONE, SaveArea, Saving};
+use self::saved::{LockedRegisters, SaveArea, Saving};
+use self::stack_room::RED_ZONE;
 use self::template::{CountTemplate, CountTemplates};
 use crate::address::{LiveAddr, LoadBias};
 use crate::error::Refusal;

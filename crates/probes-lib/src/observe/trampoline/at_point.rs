@@ -8,7 +8,7 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::readable::{unless_kernel_reads, unless_listed};
-use super::saved::{RED_ZONE, unless_room_on_stack};
+use super::stack_room::{RED_ZONE, unless_room_on_stack};
 use super::{SavedRegister, load};
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::SharedLayout;

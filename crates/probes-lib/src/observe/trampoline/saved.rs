@@ -8,22 +8,17 @@
 //! behind a lock       in the data of the arena
 //! ```
 
-use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, CodeLabel, esp, qword_ptr, rsp};
+use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, CodeLabel, qword_ptr, rsp};
 use iced_x86::{Code, IcedError, Instruction, Register};
 
 use super::at_point::{PointContext, SavedAt};
+use super::stack_room::unless_room_on_stack;
 use super::{SAVED_IF_TIMED, SavedRegister, at_address, load, locked_increment};
-use crate::address::{LiveAddr, PAGE};
+use crate::address::LiveAddr;
 use crate::observe::layout::shared::SharedLayout;
-
-/// How many bytes below the stack pointer a function may use (psABI 3.2.2).
-pub(super) const RED_ZONE: i32 = 128;
 
 /// How often the lock is tried: no register is free to count in.
 const TRIES: u32 = 8;
-
-/// Some bits of the stack pointer: if all of them are zero, the 128 bytes below it are not all in its page.
-const IN_PAGE: i32 = (PAGE - 128) as i32;
 
 /// Where registers are saved that can be saved neither on the stack nor in the x87 unit.
 #[derive(Clone, Copy, Debug)]
@@ -203,13 +198,4 @@ impl Saving {
     fn behind_lock(&self, index: usize) -> LiveAddr {
         self.locked.registers().plus(8 * index as u64)
     }
-}
-
-/// Emits a jump to `otherwise` unless there is room for registers below the stack pointer.
-pub(super) fn unless_room_on_stack(
-    a: &mut CodeAssembler,
-    otherwise: CodeLabel,
-) -> Result<(), IcedError> {
-    a.test(esp, IN_PAGE)?;
-    a.je(otherwise)
 }

@@ -35,7 +35,7 @@ use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, header, order};
 use crate::observe::role::{HistogramRole, MemorySource};
 use crate::observe::trampoline::at_point::SavedAt;
-use crate::observe::trampoline::saved::RED_ZONE;
+use crate::observe::trampoline::stack_room::RED_ZONE;
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
 use crate::sys::ticks;
