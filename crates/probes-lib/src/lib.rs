@@ -175,8 +175,8 @@ pub use unwind::StackEnd;
 
 // Profiles: where the time goes.
 pub use profile::{
-    Activity, Profile, ProfiledStack, Profiler, RecordedWait, RunningMethod, ThreadTimes,
-    WaitMethod, WaitRecorder, WaitTimes,
+    Activity, Profile, ProfiledStack, Profiler, RaisedPriority, RecordedWait, RunningMethod,
+    ThreadTimes, WaitMethod, WaitRecorder, WaitTimes,
 };
 
 // Patches: where a jump to a trampoline can be put in any code.

@@ -19,12 +19,14 @@
 //! time_sums  times and waits, added up by stack
 //! wait_recorder  waits, each by itself
 //! process_time  the clock of the process → how much of its running time is in samples, and how much in none   pure
+//! raised_priority  a processor when a sample is due, on a busy machine, too
 //! ```
 
 mod activity;
 mod answer;
 mod looks;
 mod process_time;
+mod raised_priority;
 mod records;
 mod refusal;
 mod samples;
@@ -53,6 +55,7 @@ use crate::unwind::RawStack;
 pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
 use process_time::ProcessClock;
+pub use raised_priority::RaisedPriority;
 use records::RecordKind;
 pub(crate) use refusal::paranoid;
 use samples::{PendingSamples, RanUntilStop, SwitchesBefore};

@@ -11,6 +11,7 @@ pub(crate) mod loaded;
 pub(crate) mod packet_socket;
 pub(crate) mod perf;
 pub(crate) mod pidfd;
+pub(crate) mod priority;
 pub(crate) mod ptrace;
 pub(crate) mod robust_list;
 pub(crate) mod signals;

@@ -7,7 +7,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use probes_lib::{Activity, Profile, ProfiledStack, Profiler, RunningMethod, Target, WaitMethod};
+use probes_lib::{
+    Activity, Profile, ProfiledStack, Profiler, RaisedPriority, RunningMethod, Target, WaitMethod,
+};
 
 use super::lost_switches::warn_of_lost_switches;
 use super::report_file::ReportFile;
@@ -197,8 +199,9 @@ fn try_to_begin(args: &Args, pid: i32, output: &Output) -> Result<(Target, Profi
 
 fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let output = &output.clone().with_pid(pid);
-    // For the files of many threads. Not before a program is started, which inherits the limit.
+    // For the files of many threads. Not before a program is started, which inherits the limit and the priority.
     descriptors::raise_limit(u64::MAX);
+    let _priority = RaisedPriority::of_this_thread();
     let (target, mut profiler) = begin(args, pid, output)?;
     let report_file = match picture_path(args) {
         Some((kind, path)) => Some((kind, ReportFile::create(path)?)),

@@ -411,6 +411,22 @@ fn program_that_is_executed_is_profiled() {
     }
 }
 
+// promise: Profiles: As root, the profiler has the best priority, and a program that it starts the usual one
+#[test]
+fn profiler_is_scheduled_first() {
+    // The nice values of the program, of its parent, and of what starts programs here.
+    let script = "sleep 0.3; nice; cut -d' ' -f19 /proc/$PPID/stat";
+    let started = output(&mut command([
+        "profile", "-prog", "/bin/sh", "--", "-c", script,
+    ]));
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let printed = text(started.stdout);
+    let usual = text(output(&mut Command::new("nice")).stdout);
+    // The usual one, if a better one is not permitted.
+    let best = text(output(Command::new("nice").args(["-n", "-20", "nice"])).stdout);
+    assert_eq!(printed, format!("{usual}{best}"));
+}
+
 // promise: Profiles: With -gc, time during collections is distinguished, also in the stacks
 #[test]
 fn collections_are_distinguished() {

@@ -253,20 +253,6 @@ pub(crate) fn raise_sigchld() {
     }
 }
 
-/// Raises the priority of this thread while a stopped process waits for it: to a real-time priority,
-/// or else the best ordinary one. Threads and programs that it starts inherit only the latter.
-pub(crate) fn raise_priority() {
-    let param = libc::sched_param { sched_priority: 1 };
-    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: `param` outlives the call; 0 is the calling thread. Without the privilege both calls
-    // fail, which only costs time.
-    unsafe {
-        if libc::sched_setscheduler(0, policy, &raw const param) != 0 {
-            libc::setpriority(libc::PRIO_PROCESS, 0, -20);
-        }
-    }
-}
-
 fn empty() -> libc::sigset_t {
     // SAFETY: sigset_t is plain data, and sigemptyset initialises all of it.
     unsafe {

@@ -20,8 +20,8 @@ use crate::error::{
 };
 use crate::process::denial;
 use crate::process::{Process, ThreadList};
+use crate::sys::priority;
 use crate::sys::ptrace::{self, TraceScope, TraceeState};
-use crate::sys::signals;
 use crate::trace::lease::message::NotStopped;
 use crate::trace::lease::{Lease, NoLease, PATIENCE, is_closed};
 use crate::trace::stopped::{Stopped, Tracee};
@@ -180,8 +180,8 @@ impl Tracer<'_> {
         scope: TraceScope,
     ) -> Result<Stopped<'p>> {
         if scope == TraceScope::Threads {
-            // Not for a tracer that goes on tracing, which may be busy all the time.
-            signals::raise_priority();
+            // A stopped process waits for it. Not for a tracer that goes on tracing, which may be busy all the time.
+            priority::make_real_time();
         }
         let mut stopping = Stopping {
             tracer: self,

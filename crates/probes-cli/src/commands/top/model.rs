@@ -73,7 +73,7 @@ struct CountedFunction {
 
 /// A row to be: a function, or a site of a USDT probe.
 #[derive(Clone, Debug)]
-pub(super) struct FunctionRow {
+pub(super) struct NewRow {
     pub(super) name: String,
     pub(super) address: LiveAddr,
     pub(super) is_usdt: bool,
@@ -196,7 +196,7 @@ impl Model {
     /// A model of these probes and functions, without any hits.
     pub(super) fn new<'n>(
         probes: impl IntoIterator<Item = &'n str>,
-        functions: impl IntoIterator<Item = &'n FunctionRow>,
+        functions: impl IntoIterator<Item = &'n NewRow>,
     ) -> Model {
         let point = |name: &str, function| Point {
             name: name.to_owned(),

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Latency, LiveAddr, Observation, Options, ProbeStates, State};
 
-use super::model::FunctionRow;
+use super::model::NewRow;
 use super::session::{Reading, Session};
 use crate::commands::forked_processes::{
     ForkedProcesses, Parent, warn_of_late_start, without_take_over,
@@ -22,7 +22,7 @@ pub(super) struct Sessions {
     by_pid: bool,
     begun: Instant,
     /// The functions, in the order of their figures in samples.
-    functions: Vec<FunctionRow>,
+    functions: Vec<NewRow>,
     /// The index in `functions` of the n-th function of a process with a name, by that name and n.
     function_indices: HashMap<(String, usize), usize>,
     following: Option<Following>,
@@ -186,7 +186,7 @@ impl Sessions {
 
     /// Returns the names of the rows of probes, and the rows of functions with their addresses in the first process; the
     /// address is 0 if that has no such function.
-    pub(super) fn rows(&mut self) -> (Vec<String>, Vec<FunctionRow>) {
+    pub(super) fn rows(&mut self) -> (Vec<String>, Vec<NewRow>) {
         self.read();
         let mut probes = Vec::new();
         for one in &self.each {
@@ -232,7 +232,7 @@ impl Sessions {
                     } else {
                         LiveAddr(0)
                     };
-                    functions.push(FunctionRow {
+                    functions.push(NewRow {
                         name,
                         address,
                         is_usdt: function.is_usdt,

@@ -8,7 +8,7 @@ use ratatui::buffer::Buffer;
 use ratatui::style::Modifier;
 
 use super::super::keys::KeyPress;
-use super::super::model::{FunctionRow, PairLatency};
+use super::super::model::{NewRow, PairLatency};
 use super::*;
 use crate::output::Evidence;
 
@@ -156,8 +156,8 @@ fn help_says_that_runtime_events_are_off() {
     assert!(is_said(&model));
 }
 
-fn function(name: &str, is_usdt: bool) -> FunctionRow {
-    FunctionRow {
+fn function(name: &str, is_usdt: bool) -> NewRow {
+    NewRow {
         name: name.to_owned(),
         address: LiveAddr(0x1000),
         is_usdt,
@@ -167,7 +167,7 @@ fn function(name: &str, is_usdt: bool) -> FunctionRow {
 /// A model of the probe `tick` and of functions, of which `f1` is called most.
 fn functions(count: u64) -> Model {
     let functions = (0..count).map(|at| function(&format!("f{at}"), false));
-    let functions: Vec<FunctionRow> = functions.collect();
+    let functions: Vec<NewRow> = functions.collect();
     let mut model = Model::new(["tick"], &functions);
     let mut hits = vec![0; count as usize];
     (hits[1], hits[2]) = (8000, 2000);
