@@ -35,6 +35,7 @@ pub(crate) struct TerminationSignals {
 
 /// Why a wait has ended.
 pub(crate) enum WaitEnd {
+    /// The time is over, or what was waited for is readable.
     Timeout,
     /// A termination signal came.
     Interrupted,
@@ -143,10 +144,30 @@ impl TerminationSignals {
         self.wait_for(&mut RunningProcesses::of(targets)?, duration)
     }
 
+    /// The same of one process, or until one of `others` is readable.
+    pub(crate) fn wait_or_read<'f>(
+        &self,
+        target: &Target,
+        others: impl Iterator<Item = BorrowedFd<'f>>,
+        duration: Duration,
+    ) -> Result<WaitEnd, Failure> {
+        let mut running = RunningProcesses::of(std::iter::once(target))?;
+        self.wait_until(&mut running, &others.collect::<Vec<_>>(), duration)
+    }
+
     /// The same, of processes that are waited for again and again.
     pub(crate) fn wait_for(
         &self,
+        running: &mut RunningProcesses,
+        duration: Duration,
+    ) -> Result<WaitEnd, Failure> {
+        self.wait_until(running, &[], duration)
+    }
+
+    fn wait_until(
+        &self,
         RunningProcesses(running): &mut RunningProcesses,
+        others: &[BorrowedFd<'_>],
         duration: Duration,
     ) -> Result<WaitEnd, Failure> {
         let begun = Instant::now();
@@ -157,6 +178,7 @@ impl TerminationSignals {
             let left = duration.saturating_sub(begun.elapsed());
             let mut fds: Vec<PollFd<'_>> = std::iter::once(self.pending.as_fd())
                 .chain(running.iter().map(AsFd::as_fd))
+                .chain(others.iter().copied())
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
             match poll(&mut fds, poll_timeout(left)) {
@@ -164,11 +186,15 @@ impl TerminationSignals {
                 Err(errno) => return Err(Failure::System("wait", errno.into())),
             }
             let readable: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-            let mut exited = readable[1..].iter();
+            let (exited, others) = readable[1..].split_at(running.len());
+            let mut exited = exited.iter();
             running.retain(|_| exited.next() == Some(&false));
             if readable[0] && !running.is_empty() {
                 self.take_interrupt();
                 return Ok(WaitEnd::Interrupted);
+            }
+            if others.contains(&true) && !running.is_empty() {
+                return Ok(WaitEnd::Timeout);
             }
             // Checked last, so that a signal is seen even if the time is up.
             if begun.elapsed() >= duration && !running.is_empty() {

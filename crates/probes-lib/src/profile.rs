@@ -37,6 +37,7 @@ mod waits;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -56,7 +57,7 @@ pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
 use process_time::ProcessClock;
 pub use raised_priority::RaisedPriority;
-use records::RecordKind;
+use records::{RecordKind, SampledStack};
 pub(crate) use refusal::paranoid;
 use samples::{PendingSamples, RanUntilStop, SwitchesBefore};
 use switches::SwitchRecorder;
@@ -345,7 +346,8 @@ impl Profiler {
     /// Begins to record switches, with the best samples of running threads that are permitted.
     fn switches(&self, hz: Option<u32>) -> std::io::Result<(SwitchRecorder, Vec<i32>)> {
         let process = self.stacks.process();
-        let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz).to_vec());
+        let are_told = self.is_live && self.stacks.has_fibers();
+        let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz, are_told).to_vec());
         if !self.is_live {
             // Samples of user space alone would lack the time in the kernel, which stopping the threads shows; and those of OCaml 5 one of
             // two stacks.
@@ -400,6 +402,13 @@ impl Profiler {
         Ok(())
     }
 
+    /// Returns what becomes readable when there is a sample whose stack is to be read at once, by
+    /// [`look_at_waits`](Self::look_at_waits): of a live profile of OCaml 5, whose threads have several stacks, the kernel copies one.
+    pub fn sample_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let recorded = self.recorded.iter();
+        recorded.flat_map(|recorded| recorded.switches.sample_fds())
+    }
+
     /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor; less if records
     /// would be lost, as there are so many. `None` if waits are not recorded.
     pub fn wait_pause(&self) -> Option<Duration> {
@@ -411,8 +420,9 @@ impl Profiler {
     /// Adds the waits that have ended; returns the threads that were switched since the last call.
     fn collect(&mut self, is_last: bool) -> HashSet<i32> {
         let mut tids = HashSet::new();
-        let recorded = self.recorded.as_mut();
-        let read = recorded.map(|recorded| recorded.switches.read(is_last));
+        let (recorded, stacks) = (self.recorded.as_mut(), &mut self.stacks);
+        let complete = |copied: &CopiedStack| stacks.completed(copied);
+        let read = recorded.map(|recorded| recorded.switches.read(is_last, complete));
         // Later than the records, which are of no time that it has not counted.
         self.read_clock();
         let (Some((records, until)), Some(recorded)) = (read, &mut self.recorded) else {
@@ -424,9 +434,9 @@ impl Profiler {
         };
         let mut samples = Vec::new();
         for record in records {
-            if let RecordKind::Sample(copied) = &record.kind {
+            if let RecordKind::Sample(sampled) = &record.kind {
                 if recorded.waits.is_counted(&record) && recorded.switches.is_counted(&record) {
-                    samples.push((record.tid, copied.clone()));
+                    samples.push((record.tid, sampled.clone()));
                 }
                 continue;
             }
@@ -454,18 +464,20 @@ impl Profiler {
                 recorded.add_wait(wait, &mut self.sums, &mut counts);
             }
         }
-        for (tid, copied) in samples {
-            self.add_clock_sample(tid, copied.as_deref());
+        for (tid, sampled) in samples {
+            self.add_clock_sample(tid, sampled.as_deref());
         }
         tids
     }
 
     /// Adds a sample that the kernel has taken of a thread that ran.
-    fn add_clock_sample(&mut self, tid: i32, copied: Option<&CopiedStack>) {
+    fn add_clock_sample(&mut self, tid: i32, sampled: Option<&SampledStack>) {
         let Some(samples) = self.clock_samples() else {
             return;
         };
-        let mut stack = copied.map(|copied| self.stacks.of_copied(copied));
+        let copied = sampled.map(|sampled| &sampled.copied);
+        let completed = sampled.and_then(|sampled| sampled.completed.clone());
+        let mut stack = completed.or_else(|| Some(self.stacks.of_copied(copied?)));
         let is_unknown = |stack: &RawStack| stack.end.may_be_loaded_since();
         // A process that has exec'd another program, or has exited, is noticed at the next sample.
         if stack.as_ref().is_some_and(is_unknown) && self.reload(Instant::now()).is_ok() {
@@ -1063,7 +1075,7 @@ pub(crate) enum PermittedSamples {
 /// Tries which samples the kernel would take of a process, in the order in which a profile does.
 pub(crate) fn try_to_sample(process: &Process) -> PermittedSamples {
     let mut refusals = Vec::new();
-    for samples in clock_samples_of(TRIED_HZ) {
+    for samples in clock_samples_of(TRIED_HZ, false) {
         match SwitchRecorder::try_out(process, Some(samples)) {
             Err(why) => refusals.push(refusal::text(&why, samples.in_kernel)),
             Ok(()) if samples.in_kernel => return PermittedSamples::Everywhere,
@@ -1074,11 +1086,12 @@ pub(crate) fn try_to_sample(process: &Process) -> PermittedSamples {
 }
 
 /// The samples to ask the kernel for, the best first.
-fn clock_samples_of(hz: u32) -> [ClockSamples; 2] {
+fn clock_samples_of(hz: u32, are_told: bool) -> [ClockSamples; 2] {
     [true, false].map(|in_kernel| ClockSamples {
         period: Duration::from_secs(1) / hz.clamp(1, MAX_HZ),
         stack_len: switches::SAMPLED_STACK,
         in_kernel,
+        are_told,
     })
 }
 

@@ -55,6 +55,12 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// What the kernel keeps as the number of the system call of a thread that is in none.
 const NO_SYSTEM_CALL: u64 = u64::MAX;
 
+/// How many words are read, at most, to complete a stack that was copied: those of some 1,000 frames.
+const MAX_READS: u32 = 1 << 12;
+
+/// So many words of the outermost frames that were copied have to be the same when the rest is read.
+const MAX_CHECKED: usize = 4;
+
 /// How long stopping the threads may take.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 
@@ -258,6 +264,29 @@ impl StackMemory for OnlyCode<'_> {
         let mut ranges = self.ranges.iter();
         let is_code = ranges.any(|range| range.start <= at && end <= range.end);
         is_code.then(|| self.pages.read(at, bytes))?
+    }
+}
+
+/// Memory of which only so much is read.
+struct LimitedMemory<M> {
+    memory: M,
+    /// How often it may still be read.
+    left: u32,
+}
+
+impl<M> LimitedMemory<M> {
+    fn of(memory: M) -> LimitedMemory<M> {
+        LimitedMemory {
+            memory,
+            left: MAX_READS,
+        }
+    }
+}
+
+impl<M: StackMemory> StackMemory for LimitedMemory<M> {
+    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
+        self.left = self.left.checked_sub(1)?;
+        self.memory.read(at, bytes)
     }
 }
 
@@ -481,6 +510,26 @@ impl Stacks {
             }
         }
         raw
+    }
+
+    /// Returns the frames of a stack that was copied a moment ago, and is not complete: what was not copied, the frames of other stacks
+    /// of the thread and of a deep one, is read as it is now. `None` if it is complete; or if what is there now does not lead
+    /// to the end of the stack, through calls alone.
+    ///
+    /// The thread may have gone on: outer frames stay as they are until it returns to them.
+    pub(crate) fn completed(&mut self, copied: &CopiedStack) -> Option<RawStack> {
+        if self.of_copied(copied).end != StackEnd::NotCopied {
+            return None;
+        }
+        let now = LimitedMemory::of(CachedPages::new(&self.memory));
+        let mut memory = copied.over(now);
+        let mut raw = self.unwinder.unwind(copied.registers(), &mut memory);
+        raw.is_guessed = true;
+        let are_called = self.unwinder.are_called(&raw.frames, &mut memory);
+        let is_whole = raw.end == StackEnd::Outermost && are_called;
+        let is_as_copied = |&(at, word)| self.memory.read_word(LiveAddr(at)).ok() == Some(word);
+        let last = memory.words().rchunks(MAX_CHECKED).next();
+        (is_whole && last.unwrap_or_default().iter().all(is_as_copied)).then_some(raw)
     }
 
     /// Returns the frames of a stack to which the return address of the innermost function was added. `caml_c_call` of

@@ -6,12 +6,14 @@
 //! step    row + registers + memory → the registers of the caller                       pure
 //! fibers  OCaml 5: the parent of a fiber while C code has called back into OCaml        pure
 //! guess   a frame that is addressed by a register which nothing on the stack has saved  pure
+//! calls   whether a frame may have called the next inner one, by the code of both       pure
 //! ```
 //!
 //! The tables of OCaml 5 need what most unwinders do not do: expressions that read memory (`caml_c_call`,
 //! `caml_start_program`, `caml_runstack`, each signal frame), a stack pointer that goes down where C code was called on
 //! another stack, and all registers that a callee saves, each known or not (DWARF 5, section 6.4).
 
+mod calls;
 mod fibers;
 mod guess;
 pub(crate) mod memory;
@@ -28,6 +30,7 @@ use std::sync::Arc;
 
 use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
+use calls::JumpsOut;
 use memory::StackMemory;
 use registers::{FrameRegisters, RBP, RSP};
 use tables::{Cfa, UnwindRow, UnwindTables};
@@ -103,6 +106,8 @@ pub(crate) struct Unwinder {
     /// In the order of their addresses.
     objects: Vec<UnwindObject>,
     rows: HashMap<u64, Option<Arc<UnwindRow>>>,
+    /// By the starts of functions.
+    jumps_out: HashMap<u64, JumpsOut>,
 }
 
 struct UnwindObject {
@@ -151,6 +156,7 @@ impl Unwinder {
         Unwinder {
             objects,
             rows: HashMap::new(),
+            jumps_out: HashMap::new(),
         }
     }
 

@@ -1,7 +1,6 @@
 //! `profile`: where the time of a process goes.
 
 use std::ffi::OsString;
-use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -301,7 +300,7 @@ fn sample(
         let next_look = profiler.wait_pause().map(|pause| looked + pause);
         let first = next.min(end).min(next_look.unwrap_or(Duration::MAX));
         let wait = first.saturating_sub(at);
-        let waited = signals.wait(iter::once(target), wait);
+        let waited = signals.wait_or_read(target, profiler.sample_fds(), wait);
         let is_over = begun.elapsed() >= end || !matches!(waited, Ok(WaitEnd::Timeout));
         if let Ok(WaitEnd::Exited) = waited {
             return Ok(());
@@ -479,20 +478,15 @@ fn warn_of_incomplete_stacks(
     };
     let hint = match found.because {
         IncompleteBecause::NotCopied if is_live => {
-            "a sample of the kernel has 32 KiB of one stack at most, and a thread of OCaml 5 has two; without -live, both are read"
+            "a sample of the kernel has 32 KiB of one stack; others, as of OCaml 5, are read a moment later, if the thread is still there; without -live, threads are stopped"
         }
         IncompleteBecause::NotCopied => {
-            "a sample of the kernel has 32 KiB of a stack at most; `ocaml-probes stack`, while it runs, shows all of it"
+            "a sample of the kernel has 32 KiB of a stack, and the rest is read a moment later; `ocaml-probes stack`, while it runs, shows all of it"
         }
         IncompleteBecause::NoRegisters => {
             "threads that wait are not stopped for their registers; `ocaml-probes stack`, while it runs, stops them"
         }
         IncompleteBecause::Program => "`ocaml-probes stack`, while it runs, shows why",
     };
-    let percent = found.percent;
-    messages.warning(
-        WarningKind::CutStacks,
-        &format!("{percent:.1} % of the time is of stacks that are cut or guessed{files}"),
-        hint,
-    );
+    messages.warning(WarningKind::CutStacks, &format!("{found}{files}"), hint);
 }

@@ -67,6 +67,38 @@ fn stacks_of_running_code_are_complete() {
     }
 }
 
+// promise: Profiles: With -live, the stacks of OCaml 5 lead through C code and fibers to the first function of the thread (3 programs
+//    in each chroot, four fifths of the time at least)
+#[test]
+fn live_profiles_reach_other_stacks() {
+    for (name, work, function) in [
+        ("stacks", "collect", "Stacks.fun"),
+        ("calls", "run 1 10000000000", "Calls.work"),
+        ("ocaml5/fibers", "nested 100000000", "Fibers."),
+    ] {
+        let [file, _] = program_forms(name);
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        program.talker.send(work);
+        let line = format!("profile -json -on-cpu -live -pid {} -for 2s", program.pid);
+        let profile = run(&line).json();
+        assert_eq!(profile["stops"], 0);
+        let stacks = profile["stacks"].as_array().unwrap().iter();
+        let seconds = |stack: &Value| stack["seconds"].as_f64().unwrap();
+        let is_whole = |stack: &&Value| {
+            let frames = stack["frames"].as_array().unwrap();
+            let mut names = frames.iter().filter_map(Value::as_str);
+            let leads = names.any(|it| it.starts_with(function));
+            leads && ["complete", "guessed"].contains(&stack["stack"].as_str().unwrap())
+        };
+        let whole: f64 = stacks.clone().filter(is_whole).map(seconds).sum();
+        let all: f64 = stacks.map(seconds).sum();
+        assert!(
+            all > 0.0 && whole > 0.8 * all,
+            "{whole} of {all}: {profile}"
+        );
+    }
+}
+
 #[test]
 fn collections_of_ocaml_5_are_told_apart() {
     let [file, _] = program_forms("stacks");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::observe::CopiedStack;
 use crate::sys::perf::SAMPLED_REGISTERS;
+use crate::unwind::RawStack;
 use crate::unwind::registers::{self, FrameRegisters};
 
 /// `enum perf_event_type` and `PERF_RECORD_MISC_*` of linux/perf_event.h.
@@ -41,7 +42,7 @@ pub(super) enum RecordKind {
     Preempted,
     Exited,
     /// It has run for another period; `None` if its registers are not known.
-    Sample(Option<Arc<CopiedStack>>),
+    Sample(Option<Arc<SampledStack>>),
     /// So many records before this one were not written, because there was no room.
     Lost(u64),
     /// The ring was full, or nearly: records may have been lost from then until this time. The kernel writes their number
@@ -49,7 +50,33 @@ pub(super) enum RecordKind {
     Full(Duration),
 }
 
+/// The stack of a sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct SampledStack {
+    pub(super) copied: CopiedStack,
+    /// The frames, if more memory than was copied was needed for them, and was read a moment later.
+    pub(super) completed: Option<RawStack>,
+}
+
+impl SampledStack {
+    fn of(copied: CopiedStack) -> Arc<SampledStack> {
+        Arc::new(SampledStack {
+            copied,
+            completed: None,
+        })
+    }
+}
+
 impl PerfRecord {
+    /// If it is a sample that was just read, finds the frames for which the copy is not enough.
+    pub(super) fn complete(&mut self, find: impl FnOnce(&CopiedStack) -> Option<RawStack>) {
+        if let RecordKind::Sample(Some(sampled)) = &mut self.kind {
+            if let Some(sampled) = Arc::get_mut(sampled) {
+                sampled.completed = find(&sampled.copied);
+            }
+        }
+    }
+
     /// Returns the record to put after `last`, the last one of a ring that was full; `until` is when the ring was read.
     pub(super) fn of_full_ring(last: &PerfRecord, until: Duration) -> PerfRecord {
         PerfRecord {
@@ -80,7 +107,10 @@ pub(super) fn parse(mut bytes: &[u8], records: &mut Vec<PerfRecord>) {
 fn parse_one(kind: u32, flags: u16, body: &[u8]) -> Option<PerfRecord> {
     if kind == SAMPLE {
         let (head, rest) = body.split_at_checked(SAMPLE_ID_LEN)?;
-        return with_sample_id(head, RecordKind::Sample(parse_stack(rest).map(Arc::new)));
+        return with_sample_id(
+            head,
+            RecordKind::Sample(parse_stack(rest).map(SampledStack::of)),
+        );
     }
     // Every other record ends with the process, the thread, the time and the event, with which a sample begins
     // (`PERF_SAMPLE_TID`, `_TIME`, `_ID`).
@@ -271,11 +301,15 @@ mod tests {
         }
         let bytes: Vec<u8> = [0x111_u64, 0x222].map(u64::to_le_bytes).concat();
         let copied = CopiedStack::of_thread(expected, &bytes);
-        assert_eq!(found.kind, RecordKind::Sample(Some(Arc::new(copied))));
+        assert_eq!(
+            found.kind,
+            RecordKind::Sample(Some(SampledStack::of(copied)))
+        );
         // No stack; a 32-bit thread; one that has exited; lengths that cannot be.
         let kind = |words: &[u64]| parsed(&record(SAMPLE, 0, words)).pop().map(|it| it.kind);
         let empty = CopiedStack::of_thread(expected, &[]);
-        let sample = |copied: Option<CopiedStack>| Some(RecordKind::Sample(copied.map(Arc::new)));
+        let sample =
+            |copied: Option<CopiedStack>| Some(RecordKind::Sample(copied.map(SampledStack::of)));
         assert_eq!(kind(&body(&[0])), sample(Some(empty)));
         for unusable in [
             &[THREAD, 6000, EVENT, 1, 2, 3][..],

@@ -7,20 +7,23 @@
 //! ```
 //!
 //! The memory depends on the number of processors. The rings are read from time to time, and no thread is woken for a
-//! record, so that the target pays for the record alone.
+//! switch, so that the target pays for the record alone.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::records::{self, PerfRecord};
+use crate::observe::CopiedStack;
 use crate::process::Process;
 use crate::stacks::monotonic_now;
 use crate::sys::perf::{ClockSamples, PerfEvent, Ring};
+use crate::unwind::RawStack;
 
 /// More than Linux can have on amd64.
 const MAX_PROCESSORS: usize = 8192;
@@ -59,6 +62,8 @@ pub(super) struct SwitchRecorder {
     rings: Vec<(i32, Ring)>,
     /// The events that write to the ring of another one.
     events: Vec<PerfEvent>,
+    /// The rings whose thread, for which they were opened, has exited: the kernel tells no more when there is a sample.
+    are_silent: bool,
     samples: Option<ClockSamples>,
     /// The threads whose events were opened, by the numbers of the events.
     opened: HashMap<u64, i32>,
@@ -116,6 +121,7 @@ impl SwitchRecorder {
         SwitchRecorder {
             rings: Vec::new(),
             events: Vec::new(),
+            are_silent: false,
             samples,
             opened: HashMap::new(),
             counted: HashMap::new(),
@@ -160,6 +166,13 @@ impl SwitchRecorder {
                 .mul_f64(min_len as f64 / f64::from(samples.stack_len))
         });
         self.fills_up_in.min(of_samples) / 4
+    }
+
+    /// Returns what becomes readable when there is a sample, if the samples are to be read at once.
+    pub(super) fn sample_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let is_told = self.samples.is_some_and(|it| it.are_told) && !self.are_silent;
+        let rings = self.rings.iter().filter(move |_| is_told);
+        rings.map(|(_, ring)| ring.event().as_fd())
     }
 
     /// Returns which samples the kernel takes, if any.
@@ -258,8 +271,13 @@ impl SwitchRecorder {
     }
 
     /// Returns the records that were written since the last call, in the order of their times, and the time until which there are
-    /// all: not those of the last 500 µs when more are to come.
-    pub(super) fn read(&mut self, is_last: bool) -> (Vec<PerfRecord>, Duration) {
+    /// all: not those of the last 500 µs when more are to come. `complete` finds the frames of samples for which their copy is not
+    /// enough.
+    pub(super) fn read(
+        &mut self,
+        is_last: bool,
+        mut complete: impl FnMut(&CopiedStack) -> Option<RawStack>,
+    ) -> (Vec<PerfRecord>, Duration) {
         let now = monotonic_now();
         let until = if is_last {
             Duration::MAX
@@ -277,12 +295,16 @@ impl SwitchRecorder {
                 self.fills_up_in = self.fills_up_in.min(since.mul_f64(fills_up));
             }
             records::parse(&self.bytes, &mut self.held_back);
+            for record in self.held_back.get_mut(earlier..).unwrap_or_default() {
+                record.complete(&mut complete);
+            }
             if ring.len() - self.bytes.len() < NEARLY_FULL {
                 let last = self.held_back.get(earlier..).and_then(<[_]>::last);
                 let full = last.map(|last| PerfRecord::of_full_ring(last, monotonic_now()));
                 self.held_back.extend(full);
             }
         }
+        self.are_silent |= self.rings.iter().any(|(_, ring)| ring.event().has_exited());
         self.held_back.sort_by_key(|record| record.at);
         let ready = self.held_back.partition_point(|record| record.at <= until);
         (self.held_back.drain(..ready).collect(), until)

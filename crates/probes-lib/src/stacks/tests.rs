@@ -75,3 +75,42 @@ fn popped_return_address_is_marked_as_guessed() {
     let other = stacks.of_copied(&copied(index + 2));
     assert_eq!((other.end, other.frames.len()), (StackEnd::NotCopied, 1));
 }
+
+#[test]
+fn stacks_of_two_moments_are_noticed() {
+    let target = Talker::start(&program("calls"));
+    let mut stacks = Stacks::of_process(target.pid()).unwrap();
+    let (start, words) = words_of_blocked(&mut stacks);
+    let files = ThreadFiles::open(&stacks.process, target.pid());
+    let place = files.unwrap().unwrap().moment().unwrap().unwrap().place();
+    let place = place.unwrap();
+    let mut pages = CachedPages::new(&stacks.memory);
+    let whole = stacks.unwinder.unwind(place.registers(), &mut pages);
+    assert!(stacks.unwinder.are_called(&whole.frames, &mut pages));
+    // A frame that is missing, as if the next outer one had called another function since; calls by a register may lead anywhere.
+    let noticed = (1..whole.frames.len() - 1).filter(|missing| {
+        let mut frames = whole.frames.clone();
+        frames.remove(*missing);
+        !stacks.unwinder.are_called(&frames, &mut pages)
+    });
+    assert!(noticed.count() > 0, "{:x?}", whole.frames);
+    drop(pages);
+    // The innermost frames were copied, and the rest is read now.
+    let copied = |words: &[u64]| {
+        let bytes: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
+        CopiedStack::of_thread(place.registers(), &bytes)
+    };
+    let length = words.len().min(16);
+    let found = stacks.completed(&copied(&words[..length])).unwrap();
+    assert!(
+        found.is_guessed && found.end == StackEnd::Outermost,
+        "{start:x}"
+    );
+    assert_eq!(found.frames, whole.frames);
+    // A word that the copy leads through is another one now.
+    let return_address = whole.frames[1].address.0;
+    let at = words.iter().position(|it| *it == return_address).unwrap();
+    let mut other = words[..=at].to_vec();
+    other[at] = whole.frames[2].address.0;
+    assert_eq!(stacks.completed(&copied(&other)), None);
+}

@@ -3,13 +3,14 @@
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use libc::c_void;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use perf_event_open_sys::bindings::{
     self, PERF_COUNT_SW_CPU_CLOCK, PERF_COUNT_SW_DUMMY, PERF_REG_X86_AX, PERF_REG_X86_IP,
@@ -39,6 +40,8 @@ pub(crate) struct ClockSamples {
     pub(crate) stack_len: u32,
     /// Whether a sample is taken while the thread is in the kernel, too.
     pub(crate) in_kernel: bool,
+    /// Whether the ring becomes readable as soon as it has one (poll(2)).
+    pub(crate) are_told: bool,
 }
 
 /// An event of a thread on one processor. Threads that it creates later inherit it.
@@ -84,9 +87,10 @@ impl PerfEvent {
         attributes.set_inherit(1);
         // Without it, child processes inherit the event, too; Linux before 5.13 does not know it.
         attributes.set_inherit_thread(1);
-        // No reader is woken: the rings are read from time to time.
+        // No reader is woken for a switch: the rings are read from time to time. A sample is longer than its stack.
+        let told = samples.filter(|it| it.are_told);
         attributes.set_watermark(1);
-        attributes.__bindgen_anon_2.wakeup_watermark = u32::MAX;
+        attributes.__bindgen_anon_2.wakeup_watermark = told.map_or(u32::MAX, |it| it.stack_len);
         match open(&mut attributes, tid, processor) {
             Err(error) if is_unknown_to_kernel(&error) => {
                 attributes.set_inherit_thread(0);
@@ -109,6 +113,14 @@ impl PerfEvent {
         Ok(id)
     }
 
+    /// Returns whether its thread, and all that have inherited it, have exited. Then it is always readable.
+    pub(crate) fn has_exited(&self) -> bool {
+        let mut event = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
+        let polled = poll(&mut event, PollTimeout::ZERO);
+        let hung_up = event[0].revents().unwrap_or(PollFlags::empty());
+        polled.is_ok() && hung_up.contains(PollFlags::POLLHUP)
+    }
+
     /// Has the kernel write its records to the ring of another event, of the same processor.
     ///
     /// # Errors
@@ -119,6 +131,12 @@ impl PerfEvent {
         // SAFETY: both are descriptors of events, and open; no memory is passed.
         Errno::result(unsafe { ioctls::SET_OUTPUT(event, of_ring) })?;
         Ok(())
+    }
+}
+
+impl AsFd for PerfEvent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

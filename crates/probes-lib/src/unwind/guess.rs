@@ -55,20 +55,28 @@ pub(super) fn caller(
     None
 }
 
+/// Returns what the instruction before `at` calls, if it is a direct call.
+pub(super) fn direct_call_before(at: u64, memory: &mut impl StackMemory) -> Option<u64> {
+    let mut code = [0; 5];
+    memory.read(at.wrapping_sub(5), &mut code)?;
+    let [0xe8, distance @ ..] = code else {
+        return None;
+    };
+    Some(at.wrapping_add_signed(i32::from_le_bytes(distance).into()))
+}
+
 /// Returns whether the instruction before `at` is a call; if a `callee` is given, a direct call of that function.
 pub(super) fn follows_call(
     at: u64,
     callee: Option<&Range<u64>>,
     memory: &mut impl StackMemory,
 ) -> bool {
+    if let Some(target) = direct_call_before(at, memory) {
+        return callee.is_none_or(|function| function.contains(&target));
+    }
     let mut code = [0; 8];
     if memory.read(at.wrapping_sub(8), &mut code).is_none() {
         return false;
-    }
-    if code[3] == 0xe8 {
-        let distance = i32::from_le_bytes([code[4], code[5], code[6], code[7]]);
-        let target = at.wrapping_add_signed(distance.into());
-        return callee.is_none_or(|function| function.contains(&target));
     }
     // call by a register or through memory: ff /2, of 2 to 7 bytes.
     callee.is_none() && (2..=7).any(|len| code[8 - len] == 0xff && (code[9 - len] >> 3) & 7 == 2)

@@ -1,5 +1,7 @@
 //! [`IncompleteStacks`]: how much of the time in an answer is of stacks that are cut or guessed, and why.
 
+use std::fmt;
+
 use probes_lib::StackEnd;
 
 use super::{ProfileReport, StackTimes};
@@ -22,17 +24,33 @@ pub(crate) enum IncompleteBecause {
 /// The stacks in an answer that are cut or guessed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct IncompleteStacks {
-    /// How much of the time in the answer is theirs.
-    pub(crate) percent: f64,
+    /// How much of the time in the answer is of stacks that are cut, in percent.
+    pub(crate) cut: f64,
+    /// The same of those that are guessed.
+    pub(crate) guessed: f64,
     /// Why most of that is.
     pub(crate) because: IncompleteBecause,
+}
+
+impl fmt::Display for IncompleteStacks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [(self.cut, "cut"), (self.guessed, "guessed")];
+        let mut parts = parts.into_iter().filter(|(it, _)| *it >= MIN_PERCENT);
+        if let Some((percent, what)) = parts.next() {
+            write!(f, "{percent:.1} % of the time is of stacks that are {what}")?;
+        }
+        match parts.next() {
+            Some((percent, what)) => write!(f, ", and {percent:.1} % of ones that are {what}"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl StackTimes {
     fn incomplete_because(&self) -> Option<IncompleteBecause> {
         match (self.stack, self.end) {
             (StackQuality::Complete | StackQuality::Unread, _) => None,
-            // The return address of a running thread was below its stack pointer.
+            // What a copy lacks was read later: frames of other stacks, or a return address below the stack pointer.
             (StackQuality::Guessed, _) if self.is_running => Some(IncompleteBecause::NotCopied),
             (StackQuality::Guessed, _) | (_, Some(StackEnd::UnknownRegister(_))) => {
                 Some(IncompleteBecause::NoRegisters)
@@ -51,8 +69,10 @@ impl ProfileReport {
             stacks.map(|it| it.seconds).sum()
         };
         let all = time(&|_| true);
-        let incomplete = time(&|it| it.incomplete_because().is_some());
-        let percent = 100.0 * incomplete / all.max(1e-9);
+        let percent =
+            |is_meant: &dyn Fn(&StackTimes) -> bool| 100.0 * time(is_meant) / all.max(1e-9);
+        let guessed = percent(&|it| it.stack == StackQuality::Guessed);
+        let cut = percent(&|it| it.incomplete_because().is_some()) - guessed;
         let reasons = [
             IncompleteBecause::NotCopied,
             IncompleteBecause::NoRegisters,
@@ -62,7 +82,11 @@ impl ProfileReport {
         let mut by_time = reasons.map(|because| (of(because), because));
         by_time.sort_by(|(one, _), (other, _)| other.total_cmp(one));
         let because = by_time[0].1;
-        (percent >= MIN_PERCENT).then_some(IncompleteStacks { percent, because })
+        (cut.max(guessed) >= MIN_PERCENT).then_some(IncompleteStacks {
+            cut,
+            guessed,
+            because,
+        })
     }
 }
 
@@ -76,21 +100,24 @@ mod tests {
     use super::super::tests::{OPTIONS, profile, stack};
     use super::*;
 
-    fn found(stacks: Vec<ProfiledStack>, is_on_cpu: bool) -> Option<(f64, IncompleteBecause)> {
+    fn report(stacks: Vec<ProfiledStack>, is_on_cpu: bool) -> ProfileReport {
         let how = super::super::ProfileOptions {
             is_on_cpu,
             ..OPTIONS
         };
         let is_wanted = |activity| !is_on_cpu || activity == Activity::Running;
-        let report = ProfileReport::new(
+        ProfileReport::new(
             1,
             Path::new("/srv/server"),
             &profile(stacks),
             how,
             is_wanted,
-        );
-        let found = report.incomplete_stacks()?;
-        Some((found.percent, found.because))
+        )
+    }
+
+    fn found(stacks: Vec<ProfiledStack>, is_on_cpu: bool) -> Option<(f64, IncompleteBecause)> {
+        let found = report(stacks, is_on_cpu).incomplete_stacks()?;
+        Some((found.cut + found.guessed, found.because))
     }
 
     fn of(milliseconds: u64, end: StackEnd) -> ProfiledStack {
@@ -128,8 +155,21 @@ mod tests {
             is_guessed: true,
             ..of(600, StackEnd::Outermost)
         };
-        let stacks = vec![guessed, of(400, StackEnd::UnknownCode(code))];
-        assert_eq!(found(stacks, false), Some((100.0, NotCopied)));
+        let stacks = || vec![guessed.clone(), of(400, StackEnd::UnknownCode(code))];
+        assert_eq!(found(stacks(), false), Some((100.0, NotCopied)));
+        let text = |stacks| {
+            report(stacks, false)
+                .incomplete_stacks()
+                .unwrap()
+                .to_string()
+        };
+        let both =
+            "40.0 % of the time is of stacks that are cut, and 60.0 % of ones that are guessed";
+        assert_eq!(text(stacks()), both);
+        assert_eq!(
+            text(vec![guessed.clone()]),
+            "100.0 % of the time is of stacks that are guessed"
+        );
         let guessed_wait = ProfiledStack {
             is_guessed: true,
             ..waits

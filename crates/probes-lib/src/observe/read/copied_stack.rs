@@ -88,14 +88,27 @@ impl CopiedStack {
 
     /// Returns the stack as memory; what is not on it is read from `code`, if it is code.
     pub(crate) fn over<'c, M>(&'c self, code: M) -> OverCode<'c, M> {
-        OverCode { stack: self, code }
+        OverCode {
+            stack: self,
+            words: Vec::new(),
+            code,
+        }
     }
 }
 
 /// A copied stack as memory, and what is read elsewhere: code that has not changed since.
 pub(crate) struct OverCode<'c, M> {
     stack: &'c CopiedStack,
+    /// The words of it that were read: their addresses, and what they are.
+    words: Vec<(u64, u64)>,
     code: M,
+}
+
+impl<M> OverCode<'_, M> {
+    /// Returns the words of the stack that were read: their addresses, and what they are.
+    pub(crate) fn words(&self) -> &[(u64, u64)] {
+        &self.words
+    }
 }
 
 impl<M: StackMemory> StackMemory for OverCode<'_, M> {
@@ -109,6 +122,9 @@ impl<M: StackMemory> StackMemory for OverCode<'_, M> {
             };
             if let Some(found) = rest.get(..bytes.len()) {
                 bytes.copy_from_slice(found);
+                if let Ok(word) = found.try_into() {
+                    self.words.push((at, u64::from_le_bytes(word)));
+                }
                 return Some(());
             }
         }

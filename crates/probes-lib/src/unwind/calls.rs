@@ -1,0 +1,118 @@
+//! Whether frames have called each other, as far as code tells: a check of stacks that may be of two moments.
+
+use std::ops::Range;
+
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
+
+use super::memory::StackMemory;
+use super::{RawFrame, Unwinder, guess};
+use crate::address::LiveAddr;
+
+/// Functions that are longer are taken for ones that may jump anywhere.
+const MAX_LEN: u64 = 1 << 16;
+
+/// How many jumps are followed from the function that is called to one that has a frame.
+const MAX_JUMPS: u32 = 3;
+
+/// How many functions are kept.
+const MAX_KEPT: usize = 1 << 14;
+
+/// Where a function may go by a jump, so that what it calls last has its caller.
+#[derive(Clone, Debug)]
+pub(super) enum JumpsOut {
+    /// To an address that is not known from its code.
+    Anywhere,
+    /// To these.
+    To(Vec<u64>),
+}
+
+impl Unwinder {
+    /// Returns whether each of these frames may have been called by the next one, or was interrupted by a signal.
+    pub(crate) fn are_called(
+        &mut self,
+        frames: &[RawFrame],
+        memory: &mut impl StackMemory,
+    ) -> bool {
+        frames.windows(2).all(|pair| {
+            let [callee, caller] = pair else { return true };
+            let is_interrupted = caller.within == caller.address;
+            is_interrupted || self.may_have_called(*caller, *callee, memory)
+        })
+    }
+
+    fn may_have_called(
+        &mut self,
+        caller: RawFrame,
+        callee: RawFrame,
+        memory: &mut impl StackMemory,
+    ) -> bool {
+        match guess::direct_call_before(caller.address.0, memory) {
+            Some(target) => self.leads_to(target, callee.within, MAX_JUMPS, memory),
+            None => guess::follows_call(caller.address.0, None, memory),
+        }
+    }
+
+    /// Returns whether a call of the function at `target` may lead to code at `within` without another call.
+    fn leads_to(
+        &mut self,
+        target: u64,
+        within: LiveAddr,
+        jumps: u32,
+        memory: &mut impl StackMemory,
+    ) -> bool {
+        let Some(function) = self.function_at(target) else {
+            return false;
+        };
+        if function.contains(&within.0) {
+            return true;
+        }
+        match self.jumps_out(&function, memory) {
+            JumpsOut::Anywhere => true,
+            JumpsOut::To(targets) => targets
+                .into_iter()
+                .any(|target| jumps > 0 && self.leads_to(target, within, jumps - 1, memory)),
+        }
+    }
+
+    /// Returns the function that has code at an address.
+    fn function_at(&mut self, address: u64) -> Option<Range<u64>> {
+        let row = self.row(LiveAddr(address)).ok()?;
+        Some(self.object(address)?.live(&row.function))
+    }
+
+    fn jumps_out(&mut self, function: &Range<u64>, memory: &mut impl StackMemory) -> JumpsOut {
+        if let Some(known) = self.jumps_out.get(&function.start) {
+            return known.clone();
+        }
+        let found = jumps_out_of(function, memory);
+        if self.jumps_out.len() >= MAX_KEPT {
+            self.jumps_out.clear();
+        }
+        self.jumps_out.insert(function.start, found.clone());
+        found
+    }
+}
+
+fn jumps_out_of(function: &Range<u64>, memory: &mut impl StackMemory) -> JumpsOut {
+    let len = function.end.saturating_sub(function.start);
+    let mut code = vec![0; len.min(MAX_LEN) as usize];
+    if len > MAX_LEN || memory.read(function.start, &mut code).is_none() {
+        return JumpsOut::Anywhere;
+    }
+    let mut targets = Vec::new();
+    for instruction in &mut Decoder::with_ip(64, &code, function.start, DecoderOptions::NONE) {
+        match instruction.flow_control() {
+            FlowControl::IndirectBranch => return JumpsOut::Anywhere,
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+                let target = instruction.near_branch_target();
+                if !function.contains(&target) {
+                    targets.push(target);
+                }
+            }
+            _ => {}
+        }
+    }
+    targets.sort_unstable();
+    targets.dedup();
+    JumpsOut::To(targets)
+}
