@@ -115,19 +115,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             let file_name = file.display().to_string();
             let what = format!("reading the functions of {}", Escaped(&file_name));
             let reading = LongWork::begin(what, &output.messages);
-            let functions = Functions::of_file(file);
-            drop(reading);
-            list_functions(args, functions, &output, failed)
+            list_functions(args, || Functions::of_file(file), reading, &output, failed)
         }
         (Some(file), _) => list_probes(args, file, &output),
         (None, Some(pid)) if args.functions => {
             let what = format!("reading the functions of process {pid}");
             let reading = LongWork::begin(what, &output.messages);
-            let functions = Functions::of_process(pid);
-            drop(reading);
             list_functions(
                 args,
-                functions,
+                || Functions::of_process(pid),
+                reading,
                 &output.with_pid(pid),
                 Failure::of_process(pid),
             )
@@ -175,11 +172,18 @@ fn list_probes(args: &Args, file: &Path, output: &Output) -> Result<(), Failure>
 
 fn list_functions(
     args: &Args,
-    functions: probes_lib::Result<Functions>,
+    read: impl FnOnce() -> probes_lib::Result<Functions>,
+    reading: Option<LongWork>,
     output: &Output,
     failed: impl Fn(probes_lib::Error) -> Failure,
 ) -> Result<(), Failure> {
-    let functions = functions.map_err(&failed)?;
+    let functions = read().map_err(&failed)?;
+    let wanted = args.wanted().map(|it| it.selector.clone());
+    let wanted: Vec<_> = wanted.collect();
+    let selected = functions.select(&wanted).map_err(&failed)?;
+    let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());
+    // No line is written beside its own.
+    drop(reading);
     let messages = &output.messages;
     for object in functions.objects() {
         messages.step(format_args!(
@@ -191,10 +195,6 @@ fn list_functions(
     if let Some(pid) = args.pid {
         warn_of_unreadable(messages, functions.unreadable(), pid, "functions");
     }
-    let wanted = args.wanted().map(|it| it.selector.clone());
-    let wanted: Vec<_> = wanted.collect();
-    let selected = functions.select(&wanted).map_err(&failed)?;
-    let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());
     for why in listing.unknown() {
         messages.warning(
             WarningKind::UnreadableFile,
