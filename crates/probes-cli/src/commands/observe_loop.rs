@@ -303,7 +303,7 @@ pub(super) fn warn_of_unread_end(
     messages.warning(
         WarningKind::UnreadEnd,
         &format!("{subject}: {missing}"),
-        "what is recorded is in memory of the process; a program that `trace` starts is counted to its last hit",
+        "what is recorded is in memory of the process; a program that `trace` or `record -prog` starts is observed to its last hit",
     );
 }
 
