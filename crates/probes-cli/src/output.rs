@@ -52,7 +52,9 @@ pub(crate) use histograms::{EventHistogram, HistogramReading, Histograms};
 pub(crate) use hits::{Field, Hits, Missing, ProcessHit, missing};
 pub(crate) use keyed::{KeyedReading, KeyedReport};
 pub(crate) use keyed_histograms::{KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion};
-pub(crate) use latencies::{Evidence, Latencies, LatencyReading, TimesAsked, with_unit};
+pub(crate) use latencies::{
+    Evidence, Latencies, LatencyReading, RecordedPairs, TimesAsked, with_unit,
+};
 pub(crate) use message::{MessageKind, WarningKind, message};
 pub(crate) use paths::PathForm;
 pub(crate) use profiles::{

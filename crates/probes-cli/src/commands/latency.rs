@@ -245,7 +245,7 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
 
 /// Warns of what may be wrong with the times, or missing.
 fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
-    warn_of_interleaved(messages, latencies);
+    warn_of_interleaved(messages, latencies.cautions(), latencies.unknown());
     warn_of_lost(messages, latencies);
     warn_of_times_without_key(messages, latencies.only_without_key());
 }
@@ -279,11 +279,15 @@ fn warn_of_separate_stacks(messages: &Messages, observer: &Observer) {
 }
 
 /// Warns of times that may not be those of an event.
-pub(super) fn warn_of_interleaved(messages: &Messages, latencies: &Latencies<'_>) {
-    for (caution, hint) in latencies.cautions() {
+pub(super) fn warn_of_interleaved(
+    messages: &Messages,
+    cautions: impl Iterator<Item = (String, &'static str)>,
+    unknown: Option<String>,
+) {
+    for (caution, hint) in cautions {
         messages.warning(WarningKind::Interleaved, &caution, hint);
     }
-    if let Some(names) = latencies.unknown() {
+    if let Some(names) = unknown {
         messages.note_to_people(&format!(
             "{names}: if events interleave in a thread, that may not be seen, and times are wrong: the probes have no int of one name as \
              an argument; -key EXPR says which stop belongs to which start"

@@ -51,7 +51,10 @@ When the duration is over, on Ctrl-C, or when the process exits, it prints in pl
 on one line. If hits were lost, lines follow for the names, up to three, that most hits had that
 were read meanwhile:
     frequent SHARE NAME
-They are probably the ones to leave out.
+They are probably the ones to leave out. If pairs interleave in a thread, or move between threads,
+their slices are wrong, and `-over` does not heed them. If that is noticed, or may be so, a warning,
+an instant in the file, and a line for each pair, in the words of `latency`, say it:
+    pair START,STOP interleaved N untrusted
 
 With -prog FILE it starts the program, with -gc with its runtime events on, and records it from its
 first instruction to its last, its waits from a moment after its start on; it exits with its status,

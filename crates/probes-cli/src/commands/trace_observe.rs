@@ -631,7 +631,11 @@ impl<'l> ObservationPrinter<'l> {
         let latencies = Latencies::new(slice::from_ref(self.target), reading, lasted, asked);
         let text = latencies.text(self.output.format);
         failures.add(text.and_then(|text| self.print(text)));
-        warn_of_interleaved(&self.output.messages, &latencies);
+        warn_of_interleaved(
+            &self.output.messages,
+            latencies.cautions(),
+            latencies.unknown(),
+        );
         warn_of_lost(&self.output.messages, &latencies);
     }
 

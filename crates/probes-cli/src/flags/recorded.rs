@@ -1,5 +1,6 @@
 //! What `record` records: probes, pairs, functions, and the collector.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use probes_lib::{FunctionSelector, Observation, Selector};
@@ -43,7 +44,7 @@ pub(crate) struct RecordedFlags {
 /// The checked form of [`RecordedFlags`].
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    probes: Vec<Selector>,
+    pub(crate) probes: Vec<Selector>,
     pub(crate) pairs: Vec<Pair>,
     functions: Vec<FunctionSelector>,
     calls: CallFlags,
@@ -100,6 +101,11 @@ impl Recorded {
         !self.probes.is_empty() || !self.pairs.is_empty() || self.until.is_some()
     }
 
+    /// Whether -probe or -regexp selects the probe of this name.
+    fn has_probe(&self, name: &str) -> bool {
+        self.probes.iter().any(|probe| selects(probe, name))
+    }
+
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty()
     }
@@ -116,11 +122,30 @@ impl Recorded {
     pub(crate) fn observation(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
+        // Those that -probe or -regexp selects are watched already; that a pair has a probe that is missing is noticed all the same.
         let ends = self.pairs.iter().flat_map(|pair| [&pair.start, &pair.stop]);
-        let ends = ends.chain(&self.until).map(Selector::name);
-        let observation = ends.fold(observation, Observation::watch);
+        let ends = ends.filter(|end| !self.has_probe(end));
+        let until = self.until.iter().filter(|until| {
+            let is_it = |probe: &Selector| matches!(probe, Selector::Name(name) if name == *until);
+            !self.probes.iter().any(is_it)
+        });
+        let names: BTreeSet<&String> = ends.chain(until).collect();
+        let names = names.into_iter().map(Selector::name);
+        let observation = names.fold(observation, Observation::watch);
+        // Also timed in the process, where it is seen if pairs interleave.
+        let pairs = self.pairs.iter();
+        let observation = pairs.fold(observation, |all, pair| all.time(&pair.start, &pair.stop));
         self.calls
             .add_to(observation, &self.functions)
             .watch_exits()
+    }
+}
+
+/// Whether a selector of -probe or -regexp selects the probe of this name.
+pub(crate) fn selects(selector: &Selector, name: &str) -> bool {
+    match selector {
+        Selector::Name(probe) => probe == name,
+        Selector::Regexp(regexp) => regexp.find(name).is_some_and(|it| it.start() == 0),
+        _ => false,
     }
 }

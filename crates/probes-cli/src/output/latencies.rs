@@ -331,6 +331,55 @@ pub(super) struct LatencyBucket {
     pub(super) count: u64,
 }
 
+/// The pairs of a recording, as they were timed in the process.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct RecordedPairs<'l>(Vec<PairRow<'l>>);
+
+impl<'l> RecordedPairs<'l> {
+    pub(crate) fn of(pairs: &'l [Latency]) -> RecordedPairs<'l> {
+        RecordedPairs(pairs.iter().map(|it| PairRow::of(None, it)).collect())
+    }
+
+    /// Same as [`Latencies::cautions`].
+    pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, &'static str)> {
+        cautions(&self.0)
+    }
+
+    /// Same as [`Latencies::unknown`].
+    pub(crate) fn unknown(&self) -> Option<String> {
+        unknown(&self.0)
+    }
+
+    /// Of each pair whose times may be wrong, its name, and what is seen in the words of the plain format.
+    pub(super) fn doubts(&self) -> impl Iterator<Item = (String, String)> {
+        let pairs = self.0.iter().filter(|pair| pair.trusted != Some(true));
+        pairs.map(|pair| (pair.name(), pair.doubt()))
+    }
+}
+
+/// Of each pair whose times may not be those of an event, its name and what is wrong, and what to do.
+fn cautions(pairs: &[PairRow<'_>]) -> impl Iterator<Item = (String, &'static str)> {
+    pairs.iter().filter_map(|pair| {
+        let caution = pair.caution()?;
+        let caution = format!("{}: {caution}", pair.name());
+        Some((caution, pair.evidence.advice()))
+    })
+}
+
+/// The names of the pairs that look right, and of which it may not be seen if they interleave.
+fn unknown(pairs: &[PairRow<'_>]) -> Option<String> {
+    let are_unknown = |pair: &&PairRow<'_>| {
+        pair.interleaving == Interleaving::Unknown
+            && pair.trusted == Some(true)
+            && pair.summary.count > 0
+    };
+    let names = pairs.iter().filter(are_unknown).map(PairRow::name);
+    let names: Vec<String> = names.collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    join_first_few(&names)
+}
+
 impl<'l> Latencies<'l> {
     /// The latencies that were measured in the time `seconds`.
     pub(crate) fn new(
@@ -374,30 +423,12 @@ impl<'l> Latencies<'l> {
 
     /// Of each pair whose times may not be those of an event, its name and what is wrong, and what to do.
     pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, &'static str)> {
-        self.pairs.iter().filter_map(|pair| {
-            let caution = pair.caution()?;
-            Some((
-                format!("{}: {caution}", pair.name()),
-                pair.evidence.advice(),
-            ))
-        })
+        cautions(&self.pairs)
     }
 
     /// The names of the pairs that look right, and of which it may not be seen if they interleave.
     pub(crate) fn unknown(&self) -> Option<String> {
-        let are_unknown = |pair: &&PairRow<'_>| {
-            pair.interleaving == Interleaving::Unknown
-                && pair.trusted == Some(true)
-                && pair.summary.count > 0
-        };
-        let names: Vec<String> = self
-            .pairs
-            .iter()
-            .filter(are_unknown)
-            .map(PairRow::name)
-            .collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        join_first_few(&names)
+        unknown(&self.pairs)
     }
 
     /// Says of how many calls the times are not known, because they were not recorded.
@@ -627,6 +658,18 @@ impl<'l> PairRow<'l> {
         match self.pid {
             Some(pid) => format!("{pid} {start},{stop}"),
             None => format!("{start},{stop}"),
+        }
+    }
+
+    /// What is seen of times that may be wrong, in the words of the plain format.
+    fn doubt(&self) -> String {
+        match self.trusted {
+            Some(true) => String::new(),
+            Some(false) => format!("{} untrusted", self.evidence.certain()),
+            None if self.evidence.without_key > 0 => {
+                format!("without_key {}", self.evidence.without_key)
+            }
+            None => format!("doubtful {}", self.evidence.doubtful),
         }
     }
 

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::format::{Format, VERSION, json, seconds, seconds_or_null};
 use super::hits::{argument_names, in_ocaml};
+use super::latencies::RecordedPairs;
 use super::profiles::name_of;
 use super::table::table;
 use super::timeline::{Annotation, AnnotationValue, TimelineFormat};
@@ -49,7 +50,7 @@ pub(crate) struct FrequentName {
 /// What was recorded of a process.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename = "recorded")]
-pub(crate) struct RecordReport {
+pub(crate) struct RecordReport<'r> {
     version: u32,
     pid: i32,
     program: String,
@@ -64,16 +65,19 @@ pub(crate) struct RecordReport {
     #[serde(flatten)]
     counts: RecordCounts,
     frequent: Vec<FrequentName>,
+    /// Of the whole time, as they were measured in the process.
+    pairs: RecordedPairs<'r>,
 }
 
-impl RecordReport {
+impl<'r> RecordReport<'r> {
     pub(crate) fn new(
         (pid, program): (i32, &Path),
         (file, format, bytes): (&Path, TimelineFormat, u64),
         (seconds, last_seconds): (Duration, Option<Duration>),
         counts: RecordCounts,
         frequent: Vec<FrequentName>,
-    ) -> RecordReport {
+        pairs: RecordedPairs<'r>,
+    ) -> RecordReport<'r> {
         RecordReport {
             version: VERSION,
             pid,
@@ -85,6 +89,7 @@ impl RecordReport {
             last_seconds,
             counts,
             frequent,
+            pairs,
         }
     }
 
@@ -116,10 +121,12 @@ impl RecordReport {
                 let frequent = self.frequent.iter();
                 let frequent =
                     frequent.map(|it| format!("frequent {:.3} {}\n", it.share, Escaped(&it.name)));
+                let doubts = self.pairs.doubts();
+                let doubts = doubts.map(|(pair, doubt)| format!("pair {pair} {doubt}\n"));
                 Ok(format!(
                     "{} seconds {seconds:.3}{last}\n{}",
                     figures.join(" "),
-                    frequent.collect::<String>()
+                    frequent.chain(doubts).collect::<String>()
                 ))
             }
             Format::Table => {
@@ -133,7 +140,10 @@ impl RecordReport {
                     let share = format!("{:.0} %", it.share * 100.0);
                     vec![format!("frequent when hits were lost: {name}"), share]
                 });
-                Ok(table(&["recorded", "how many"], rows.chain(frequent)))
+                let doubts = self.pairs.doubts();
+                let doubts = doubts.map(|(pair, doubt)| vec![format!("times of {pair}"), doubt]);
+                let rows = rows.chain(frequent).chain(doubts);
+                Ok(table(&["recorded", "how many"], rows))
             }
         }
     }
@@ -219,6 +229,7 @@ mod tests {
             (Duration::from_secs(1), None),
             counts,
             frequent.to_vec(),
+            RecordedPairs::of(&[]),
         );
         let plain = report.text(Format::Plain).unwrap();
         let (_, lines) = plain.split_once(" lost_hits 1000 ").unwrap();

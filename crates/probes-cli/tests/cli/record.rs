@@ -720,3 +720,78 @@ fn wrong_command_lines_change_nothing() {
     );
     assert!(!is_observed(pid));
 }
+
+// promise: Time lines: Pairs that interleave in a thread are said to be wrong in the file, in each format of the summary and in a warning
+//    (3 formats of 2 programs)
+#[test]
+fn pairs_that_interleave_are_untrusted() {
+    let scratch = Scratch::new();
+    let file = scratch.file("pairs.json");
+    for program in program_forms("requests") {
+        let mut target = Talker::start(&program);
+        for format in ["plain", "table", "json"] {
+            let flags = ["-pair", "start,stop", "-format", format];
+            let tool = recording(target.pid(), &flags, &file);
+            target.ask("flight 5 20", "flight");
+            let done = tool.end();
+            if format == "json" {
+                let pair = &object(&done.stdout)["pairs"][0];
+                assert_eq!(pair["trusted"], false, "{pair}");
+                assert_eq!(pair["count"], 25, "{pair}");
+            } else {
+                assert!(done.stdout.contains("untrusted"), "{done:?}");
+            }
+            let text = "start,stop: no time can be trusted: pairs of a thread seem to interleave";
+            assert!(done.stderr.contains(text), "{done:?}");
+            let timeline = read(&file);
+            let instants = timeline["instants"].as_array().unwrap();
+            let mut doubts = instants
+                .iter()
+                .filter(|it| it["name"] == "times of pairs may be wrong");
+            let said = doubts.next().unwrap()["args"]["pair"].as_str().unwrap();
+            assert!(said.starts_with(text), "{said}");
+        }
+        // Those that nest are not.
+        let tool = recording(target.pid(), &["-pair", "start,stop"], &file);
+        target.ask("flight 1 20", "flight");
+        let done = tool.end();
+        assert!(!done.stderr.contains("trusted"), "{done:?}");
+        assert!(!done.stdout.contains("untrusted"), "{done:?}");
+    }
+}
+
+#[test]
+fn untrusted_pairs_do_not_end_the_recording() {
+    let scratch = Scratch::new();
+    let file = scratch.file("pairs.json");
+    let mut target = Talker::start(&program("requests"));
+    let flags = ["-pair", "start,stop", "-over", "1ms", "-last", "1s"];
+    let tool = recording(target.pid(), &flags, &file);
+    // Of 64 at a time, a wrong one lasts much longer than 20 us.
+    target.ask("flight 64 2000", "flight");
+    let done = tool.end();
+    assert!(!done.stderr.contains("a slice took"), "{done:?}");
+    assert!(
+        done.stderr.contains("no time can be trusted"),
+        "{}",
+        done.stderr
+    );
+}
+
+#[test]
+fn ends_of_pairs_are_instants_if_selected() {
+    let scratch = Scratch::new();
+    let file = scratch.file("ends.json");
+    for probes in [["-probe", "start"], ["-regexp", "sta"]] {
+        let mut target = Talker::start(&program("requests"));
+        let flags = [&["-pair", "start,stop"], &probes[..]].concat();
+        let tool = recording(target.pid(), &flags, &file);
+        target.ask("flight 1 4", "flight");
+        tool.end().answer();
+        let timeline = read(&file);
+        let instants = timeline["instants"].as_array().unwrap();
+        assert_eq!(instants.len(), 5, "{instants:?}");
+        assert!(instants.iter().all(|it| it["name"] == "start"));
+        assert_eq!(slices(&timeline, "start,stop").len(), 5);
+    }
+}

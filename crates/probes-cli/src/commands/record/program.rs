@@ -192,12 +192,16 @@ impl ProgramRecorder<'_> {
         match removed {
             Ok(observed) => {
                 warn_of_still_mapped(&self.output.messages, self.pid, observed.still_mapped);
-                self.recording.add_rest(&observed.events);
+                self.recording.set_latencies(observed.latencies);
+                self.recording.add_hits(&observed.events);
             }
             Err(error) => {
                 // What was recorded until then can still be read, also if another tool has taken over.
+                if let Ok(latencies) = observer.latencies() {
+                    self.recording.set_latencies(latencies);
+                }
                 self.recording
-                    .add_rest(&observer.events().unwrap_or_default());
+                    .add_hits(&observer.events().unwrap_or_default());
                 failures.add(Err(Failure::of_removal(self.pid, error)));
             }
         }
@@ -229,7 +233,13 @@ impl ProgramRecorder<'_> {
             self.try_to_open_events(at);
             // A failure is no error here: if the program has just exited, the report of the removal has these events.
             if let Ok(hits) = observer.events() {
-                match self.recording.add(&hits) {
+                self.recording.add_hits(&hits);
+                if self.recording.latencies_are_due() {
+                    if let Ok(latencies) = observer.latencies() {
+                        self.recording.set_latencies(latencies);
+                    }
+                }
+                match self.recording.read_beside_hits() {
                     Ok(Next::Continue) => {}
                     Ok(Next::Stop) => return Ok(()),
                     Err(failure) => {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
 use probes_lib::{
-    Activity, Events, ObservationReport, Observer, RecordedWait, RuntimeEvents, Target,
+    Activity, Events, Latency, ObservationReport, Observer, RecordedWait, RuntimeEvents, Target,
 };
 
 use super::Args;
@@ -16,6 +16,7 @@ use super::timeline::Timeline;
 use super::waits::WaitsReader;
 use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
 use crate::commands::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
+use crate::commands::latency::warn_of_interleaved;
 use crate::commands::lost_switches::warn_of_lost_switches;
 use crate::commands::observe_loop::ObservationLoop;
 use crate::commands::opened_events::{
@@ -30,14 +31,17 @@ use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{
-    FrequentName, LostWords, RecordCounts, RecordReport, TimelineFile, TimelineFormat,
-    TracedProcess, WarningKind,
+    FrequentName, LostWords, RecordCounts, RecordReport, RecordedPairs, TimelineFile,
+    TimelineFormat, TracedProcess, WarningKind,
 };
 use crate::signals::TerminationSignals;
 use crate::text::{Escaped, number_that_were};
 
 /// How often waits are read if nothing else is.
 const WAITS_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How often it is looked whether pairs interleave.
+const LATENCIES_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What is read of a process, and the time line that is made of it.
 pub(super) struct Recording<'r> {
@@ -52,6 +56,9 @@ pub(super) struct Recording<'r> {
     /// What was missed of them.
     missed: Option<Missed>,
     waits: Option<WaitsReader>,
+    /// The times of the pairs, as they were measured in the process, and when they were read.
+    latencies: Vec<Latency>,
+    latencies_read: Option<Instant>,
     /// When it began, in nanoseconds of CLOCK_MONOTONIC.
     begun: u64,
     /// When it ended; `None` while it lasts.
@@ -87,10 +94,14 @@ impl ReadingHandler for Recorder<'_, '_> {
             self.recording.set_events(OpenedEvents::always_on(events));
         }
         self.recording.timeline.add_hits(&observer.events()?);
+        if self.recording.latencies_are_due() {
+            self.recording.set_latencies(observer.latencies()?);
+        }
         Ok(Some(()))
     }
 
     fn last(&mut self, _: i32, report: ObservationReport, _: Duration) {
+        self.recording.set_latencies(report.latencies);
         self.rest = report.events;
     }
 
@@ -124,16 +135,19 @@ impl<'r> Recording<'r> {
     ) -> Recording<'r> {
         let sink = Sink::new(format, &traced(pid, program), file, args.last);
         let (pairs, until) = (args.recorded.pairs.clone(), args.recorded.until.clone());
+        let probes = args.recorded.probes.clone();
         Recording {
             args,
             output,
             pid,
             program: program.to_owned(),
             format,
-            timeline: Timeline::new(pid, pairs, until, sink),
+            timeline: Timeline::new(pid, pairs, until, sink).with_instants(probes),
             events: None,
             missed: None,
             waits: None,
+            latencies: Vec::new(),
+            latencies_read: None,
             begun: monotonic_now(),
             ended: None,
             is_observed: false,
@@ -212,7 +226,7 @@ impl<'r> Recording<'r> {
         }
         // Waits from here on are those of the removal.
         self.ended = Some(self.begun.saturating_add(in_nanoseconds(outcome.lasted)));
-        self.add_rest(&rest);
+        self.add_hits(&rest);
         if are_awaited {
             output.messages.warning(
                 WarningKind::EventsPaused,
@@ -225,9 +239,13 @@ impl<'r> Recording<'r> {
         Ok(failures)
     }
 
-    /// Adds hits that were read, and what the runtime has written; returns whether that ends the recording.
-    pub(super) fn add(&mut self, hits: &Events) -> Result<Next, Failure> {
+    /// Adds hits that were read.
+    pub(super) fn add_hits(&mut self, hits: &Events) {
         self.timeline.add_hits(hits);
+    }
+
+    /// Adds what the runtime has written, and waits; returns whether what was read ends the recording.
+    pub(super) fn read_beside_hits(&mut self) -> Result<Next, Failure> {
         self.read()?;
         Ok(self.after_reading())
     }
@@ -237,9 +255,24 @@ impl<'r> Recording<'r> {
         self.ended = Some(monotonic_now());
     }
 
-    /// Adds the hits that are left when it is over.
-    pub(super) fn add_rest(&mut self, hits: &Events) {
-        self.timeline.add_hits(hits);
+    /// Whether it is to be looked whether pairs interleave: from time to time, and before a pair ends the recording.
+    pub(super) fn latencies_are_due(&self) -> bool {
+        let recorded = &self.args.recorded;
+        let longest = Duration::from_nanos(self.timeline.longest_pair());
+        let is_over = recorded.over.is_some_and(|over| longest >= over);
+        let is_old = |read: Instant| read.elapsed() >= LATENCIES_INTERVAL;
+        !recorded.pairs.is_empty() && (is_over || self.latencies_read.is_none_or(is_old))
+    }
+
+    /// The times of the pairs, as they are measured in the process.
+    pub(super) fn set_latencies(&mut self, latencies: Vec<Latency>) {
+        self.latencies_read = Some(Instant::now());
+        for (index, latency) in latencies.iter().enumerate() {
+            if latency.is_trusted() == Some(false) {
+                self.timeline.distrust_pair(index);
+            }
+        }
+        self.latencies = latencies;
     }
 
     /// Whether what was read ends the recording.
@@ -360,6 +393,10 @@ impl<'r> Recording<'r> {
         let lasted = Duration::from_nanos(ended.saturating_sub(self.begun));
         failures.add(self.read_runtime_events());
         failures.add(self.end_waits());
+        let pairs = RecordedPairs::of(&self.latencies);
+        for (doubt, _) in pairs.cautions() {
+            self.timeline.add_doubt(doubt);
+        }
         self.timeline.finish(ended);
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
@@ -379,11 +416,14 @@ impl<'r> Recording<'r> {
             (lasted, last),
             counts,
             frequent.clone(),
+            pairs,
         );
         let is_short = sink.is_short();
         let text = report.text(output.format);
         failures.add(text.and_then(|text| output.print_result(&text)));
         warn(counts, &frequent, &lost_words, output);
+        let pairs = RecordedPairs::of(&self.latencies);
+        warn_of_interleaved(&output.messages, pairs.cautions(), pairs.unknown());
         if let Some(missed) = self.missed {
             missed.warn(self.pid, &output.messages);
         }

@@ -18,12 +18,12 @@ use std::mem::take;
 
 use probes_lib::{
     CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, RecordedWait, RingEntry,
-    RuntimeEventKind,
+    RuntimeEventKind, Selector,
 };
 
 use super::sink::Sink;
 use super::starts::{OpenStarts, StartsInThread};
-use crate::flags::Pair;
+use crate::flags::{Pair, selects};
 use crate::output::{
     Annotation, FrequentName, LostWords, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId,
     TrackOf, hit_annotations, wait_annotations, wait_name,
@@ -49,6 +49,10 @@ pub(super) struct Timeline {
     sink: Sink,
     pid: i32,
     pairs: Vec<Pair>,
+    /// Of each pair, how long the longest lasted that has ended, in nanoseconds; `None` if its times cannot be trusted.
+    longest_pairs: Vec<Option<u64>>,
+    /// The probes whose hits are instants, also if they are ends of pairs.
+    probes: Vec<Selector>,
     /// The probe whose hit ends the recording, and whether it was hit.
     until: Option<String>,
     is_hit: bool,
@@ -72,8 +76,8 @@ pub(super) struct Timeline {
     pub(super) lost_words: LostWords,
     /// How many hits had which name in those readings that had lost others.
     read_beside_losses: HashMap<String, u64>,
-    /// How long the longest pair or call lasted that has ended, in nanoseconds.
-    longest: u64,
+    /// How long the longest call lasted that has ended, in nanoseconds.
+    longest_call: u64,
 }
 
 /// The stack that a call is on.
@@ -171,7 +175,9 @@ impl Timeline {
         Timeline {
             sink,
             pid,
+            longest_pairs: vec![Some(0); pairs.len()],
             pairs,
+            probes: Vec::new(),
             until,
             is_hit: false,
             tracks: BTreeMap::from([(TrackId::PROCESS, 0)]),
@@ -188,7 +194,7 @@ impl Timeline {
             counts: RecordCounts::default(),
             lost_words: LostWords::default(),
             read_beside_losses: HashMap::new(),
-            longest: 0,
+            longest_call: 0,
         }
     }
 
@@ -196,9 +202,36 @@ impl Timeline {
         &mut self.sink
     }
 
-    /// Returns how long the longest pair or call lasted that has ended so far, in nanoseconds.
+    /// Hits of these probes are instants, also if they are ends of pairs.
+    pub(super) fn with_instants(mut self, probes: Vec<Selector>) -> Timeline {
+        self.probes = probes;
+        self
+    }
+
+    /// Returns how long the longest pair or call lasted that has ended so far, in nanoseconds; without the pairs whose times cannot be
+    /// trusted.
     pub(super) fn longest(&self) -> u64 {
-        self.longest
+        self.longest_call.max(self.longest_pair())
+    }
+
+    /// Returns the same of pairs alone.
+    pub(super) fn longest_pair(&self) -> u64 {
+        let longest = self.longest_pairs.iter().flatten();
+        longest.copied().max().unwrap_or(0)
+    }
+
+    /// The times of the pair with this index cannot be trusted.
+    pub(super) fn distrust_pair(&mut self, index: usize) {
+        if let Some(longest) = self.longest_pairs.get_mut(index) {
+            *longest = None;
+        }
+    }
+
+    /// Shows in the time line itself that times of pairs may be wrong: `doubt` says why.
+    pub(super) fn add_doubt(&mut self, doubt: String) {
+        let time = self.latest;
+        let doubt = vec![Annotation::text("pair", doubt)];
+        self.instant(TrackId::PROCESS, time, "times of pairs may be wrong", doubt);
     }
 
     /// Returns whether the probe was hit that ends the recording.
@@ -304,7 +337,7 @@ impl Timeline {
                     }
                 }
                 self.open -= 1;
-                self.longest = self.longest.max(time.saturating_sub(call.began));
+                self.longest_call = self.longest_call.max(time.saturating_sub(call.began));
                 self.emit(track, time, TrackEventKind::End, arguments);
             }
             Some(call) => {
@@ -456,7 +489,8 @@ impl Timeline {
                 self.start(event, index);
             }
         }
-        if !is_end {
+        let is_selected = |probe: &Selector| selects(probe, event.name());
+        if !is_end || self.probes.iter().any(is_selected) {
             let track = self.thread(event.thread.unwrap_or(0));
             let arguments = hit_annotations(event);
             self.instant(track, event.monotonic, event.name(), arguments);
@@ -491,7 +525,11 @@ impl Timeline {
         let stopped = open.and_then(|open| Some((open.track, open.stop()?)));
         match stopped {
             Some((track, (began, is_drawn))) => {
-                self.longest = self.longest.max(event.monotonic.saturating_sub(began));
+                let lasted = event.monotonic.saturating_sub(began);
+                let longest = self.longest_pairs.get_mut(index);
+                if let Some(longest) = longest.and_then(Option::as_mut) {
+                    *longest = lasted.max(*longest);
+                }
                 if is_drawn {
                     let arguments = hit_annotations(event);
                     self.emit(track, event.monotonic, TrackEventKind::End, arguments);
