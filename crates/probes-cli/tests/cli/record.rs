@@ -401,6 +401,9 @@ fn file_that_was_cut_can_be_read() {
         assert!(!is_observed(target.pid()));
         let timeline = read_cut(&file);
         assert!(slices(&timeline, "Calls.leaf").len() > 100);
+        // What was lost with the last block is not counted.
+        let all = timeline["slices"].as_array().unwrap().len() as u64;
+        assert_eq!(figure(&cut.stdout, "slices"), all);
 
         let mut tool = recording(target.pid(), &["-fn", "Calls.*"], &file);
         target.ask("run 1 300", "calls");

@@ -404,12 +404,11 @@ impl<'r> Recording<'r> {
         let frequent = self.timeline.frequent();
         let sink = self.timeline.sink();
         let last = sink.last_written();
-        if let Some(written) = last {
-            (counts.slices, counts.instants, counts.values) =
-                (written.slices, written.instants, written.values);
-        }
+        let written = sink.in_file();
+        (counts.slices, counts.instants, counts.values) =
+            (written.slices, written.instants, written.values);
         let file = sink.file();
-        let last = last.map(|last| last.time.min(lasted));
+        let last = last.map(|last| last.min(lasted));
         let report = RecordReport::new(
             (self.pid, &self.program),
             (file.path(), self.format, file.len()),

@@ -3,7 +3,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::mem::size_of;
+use std::mem::{size_of, take};
 use std::time::{Duration, Instant};
 
 use crate::clock::in_nanoseconds;
@@ -33,15 +33,18 @@ pub(super) struct Sink {
     written: Instant,
     /// Why a block could not be written, if that has not been reported.
     failure: Option<Failure>,
+    /// What is in `block`, and what is in the file.
+    in_block: WrittenEvents,
+    in_file: WrittenEvents,
     last: Option<LastEvents>,
-    last_written: Option<LastWritten>,
+    /// How much time the last events are of that were written, if only these were.
+    last_written: Option<Duration>,
     is_short: bool,
 }
 
-/// What was written of the last events.
+/// How many events were written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LastWritten {
-    pub(super) time: Duration,
+pub(super) struct WrittenEvents {
     pub(super) slices: u64,
     pub(super) instants: u64,
     pub(super) values: u64,
@@ -86,6 +89,8 @@ impl Sink {
             block,
             written: Instant::now(),
             failure: None,
+            in_block: WrittenEvents::default(),
+            in_file: WrittenEvents::default(),
             last: last.map(LastEvents::of),
             last_written: None,
             is_short: false,
@@ -125,6 +130,12 @@ impl Sink {
     }
 
     fn encode(&mut self, event: &TrackEvent) {
+        match event.kind {
+            TrackEventKind::Begin(_) => self.in_block.slices += 1,
+            TrackEventKind::Instant(_) => self.in_block.instants += 1,
+            TrackEventKind::Value(_) => self.in_block.values += 1,
+            TrackEventKind::End => {}
+        }
         self.encoder.event(event, &mut self.block);
         if self.block.len() >= BLOCK {
             self.write_block();
@@ -135,6 +146,12 @@ impl Sink {
         self.written = Instant::now();
         let written = self.file.write(&mut self.block, self.encoder.end());
         self.failure = self.failure.take().or(written.err());
+        let added = take(&mut self.in_block);
+        if !self.file.is_cut() {
+            self.in_file.slices += added.slices;
+            self.in_file.instants += added.instants;
+            self.in_file.values += added.values;
+        }
     }
 
     /// Writes what has waited for long, or all there is if the recording is over.
@@ -168,14 +185,11 @@ impl Sink {
             self.encoder.track(*id, of, name, &mut self.block);
         }
         let from = last.events.front().map_or(last.newest, |it| it.time);
-        let mut written = LastWritten {
-            time: Duration::from_nanos(if last.is_short() {
-                last.newest.saturating_sub(from)
-            } else {
-                last.lasting
-            }),
-            ..LastWritten::default()
-        };
+        self.last_written = Some(Duration::from_nanos(if last.is_short() {
+            last.newest.saturating_sub(from)
+        } else {
+            last.lasting
+        }));
         let open = last.open.into_values().flatten().map(|mut begin| {
             let earlier = from.saturating_sub(begin.time);
             begin
@@ -185,20 +199,18 @@ impl Sink {
             begin
         });
         for event in open.chain(last.events) {
-            match event.kind {
-                TrackEventKind::Begin(_) => written.slices += 1,
-                TrackEventKind::Instant(_) => written.instants += 1,
-                TrackEventKind::Value(_) => written.values += 1,
-                TrackEventKind::End => {}
-            }
             self.encode(&event);
         }
-        self.last_written = Some(written);
     }
 
-    /// What was written, if only the last events were.
-    pub(super) fn last_written(&self) -> Option<LastWritten> {
+    /// How much time the last events are of that were written, if only these were.
+    pub(super) fn last_written(&self) -> Option<Duration> {
         self.last_written
+    }
+
+    /// What is in the file: if the disk is full, less than was recorded.
+    pub(super) fn in_file(&self) -> WrittenEvents {
+        self.in_file
     }
 
     /// Whether less was written than was asked for, because it did not fit.

@@ -53,6 +53,11 @@ impl TimelineFile {
         self.len + self.end.len() as u64
     }
 
+    /// Whether a block could not be written: the file ends before it.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.has_failed
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
