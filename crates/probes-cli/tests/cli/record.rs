@@ -746,6 +746,7 @@ fn pairs_that_interleave_are_untrusted() {
             }
             let text = "start,stop: no time can be trusted: pairs of a thread seem to interleave";
             assert!(done.stderr.contains(text), "{done:?}");
+            assert!(done.stderr.contains("`latency -key EXPR`"), "{done:?}");
             let timeline = read(&file);
             let instants = timeline["instants"].as_array().unwrap();
             let mut doubts = instants

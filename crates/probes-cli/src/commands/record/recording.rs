@@ -40,6 +40,9 @@ use crate::text::{Escaped, number_that_were};
 /// How often waits are read if nothing else is.
 const WAITS_INTERVAL: Duration = Duration::from_millis(2);
 
+/// What to do about pairs that interleave, or may.
+const BY_KEY: &str = "`latency -key EXPR`, such as -key arg0, has the right times, and with -over the long ones: EXPR says which stop belongs to which start";
+
 /// How often it is looked whether pairs interleave.
 const LATENCIES_INTERVAL: Duration = Duration::from_millis(200);
 
@@ -422,7 +425,8 @@ impl<'r> Recording<'r> {
         failures.add(text.and_then(|text| output.print_result(&text)));
         warn(counts, &frequent, &lost_words, output);
         let pairs = RecordedPairs::of(&self.latencies);
-        warn_of_interleaved(&output.messages, pairs.cautions(), pairs.unknown());
+        let cautions = pairs.cautions().map(|(caution, _)| (caution, BY_KEY));
+        warn_of_interleaved(&output.messages, cautions, pairs.unknown());
         if let Some(missed) = self.missed {
             missed.warn(self.pid, &output.messages);
         }
