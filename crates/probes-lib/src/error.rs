@@ -331,6 +331,30 @@ impl Error {
         matches!(kind, NoProbes { .. } | Unknown { .. } | NoMatch { .. })
     }
 
+    /// Whether functions, places in them or USDT probes were asked for that are not there. They may come with an object that
+    /// is loaded later.
+    pub fn is_missing_function(&self) -> bool {
+        use FunctionError::{
+            NeedsOcaml5, NoCodeAt, NoCollector, NoLines, NoMatch, NoRuntime, NoUsdt, NoneAt,
+            UnknownFile,
+        };
+        let ErrorKind::Function(kind) = self.kind() else {
+            return false;
+        };
+        matches!(
+            kind,
+            NoMatch { .. }
+                | NoneAt { .. }
+                | NoUsdt { .. }
+                | NoLines { .. }
+                | UnknownFile { .. }
+                | NoCodeAt { .. }
+                | NoRuntime { .. }
+                | NeedsOcaml5 { .. }
+                | NoCollector { .. }
+        )
+    }
+
     /// Whether the threads of the process did not all stop in time: [`ProcessError::Busy`],
     /// [`ProcessError::ThreadsKeepStarting`].
     pub fn is_stop_timeout(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::elf::lines::LineSearch;
 use crate::elf::mangling::demangle;
 use crate::elf::source::SourceMap;
 use crate::elf::usdt::{UsdtSite, UsdtSites, is_foreign, usdt_sites};
-use crate::error::{Error, ErrorKind, FunctionError, Result};
+use crate::error::{Error, FunctionError, Result};
 use crate::near::{near_functions, near_names};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::code_files::{
@@ -266,20 +266,7 @@ impl Functions {
             Ok(places) => !places.is_empty(),
             // Notes that cannot be read may be of such a probe.
             Err(_) if !self.unreadable_notes().is_empty() => true,
-            Err(error) => !matches!(
-                error.kind(),
-                ErrorKind::Function(
-                    FunctionError::NoMatch { .. }
-                        | FunctionError::NoneAt { .. }
-                        | FunctionError::NoUsdt { .. }
-                        | FunctionError::NoLines { .. }
-                        | FunctionError::UnknownFile { .. }
-                        | FunctionError::NoCodeAt { .. }
-                        | FunctionError::NoRuntime { .. }
-                        | FunctionError::NeedsOcaml5 { .. }
-                        | FunctionError::NoCollector { .. }
-                )
-            ),
+            Err(error) => !error.is_missing_function(),
         }
     }
 

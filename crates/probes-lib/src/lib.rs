@@ -151,10 +151,11 @@ pub use expression::{
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
-    BadLinear, CallFrame, CallerLatency, CleanReport, CopiedStack, Counts, DiscardedPatches, Event,
-    EventKind, Events, ForkedChildren, FunctionHits, FunctionLatency, Key, KeyedCount, KeyedCounts,
-    KeyedHistogram, KeyedHistograms, KeyedTime, KeyedTimes, Latency, Linear, Observation, Quantile,
-    RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket, ValueHistogram, ValueRecorder,
+    AvailableObservation, BadLinear, CallFrame, CallerLatency, CleanReport, CopiedStack, Counts,
+    DiscardedPatches, Event, EventKind, Events, ForkedChildren, FunctionHits, FunctionLatency, Key,
+    KeyedCount, KeyedCounts, KeyedHistogram, KeyedHistograms, KeyedTime, KeyedTimes, Latency,
+    Linear, Observation, Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket,
+    ValueHistogram, ValueRecorder,
 };
 pub use observer::{ObservationReport, Observer};
 

@@ -14,6 +14,7 @@
 //! killed, the next one finds it ([`installed`]) and removes it.
 
 mod arities;
+pub(crate) mod available;
 pub(crate) mod buckets;
 pub(crate) mod discarded;
 mod fibers;
@@ -38,6 +39,7 @@ mod usdt_arguments;
 mod value_pages;
 mod watching;
 
+pub use self::available::AvailableObservation;
 pub use self::buckets::{BadLinear, Linear};
 pub use self::discarded::DiscardedPatches;
 pub use self::forked::ForkedChildren;

@@ -40,7 +40,9 @@ use crate::observe::read::keyed_values::KeyedHistograms;
 use crate::observe::read::keys::KeyedCounts;
 use crate::observe::read::latency::{HistogramPart, Latency, read_pairs};
 use crate::observe::read::values::ValueHistogram;
-use crate::observe::{DiscardedPatches, ForkedChildren, Observation, RefusedFunction};
+use crate::observe::{
+    AvailableObservation, DiscardedPatches, ForkedChildren, Observation, RefusedFunction,
+};
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
@@ -129,6 +131,53 @@ pub struct ObservationReport {
 }
 
 impl Target {
+    /// Returns what of an observation the process has, for processes of different programs that are observed alike. Reads
+    /// files only.
+    ///
+    /// ```no_run
+    /// use probes_lib::{Observation, Options, Selector, Target};
+    ///
+    /// let wanted = Observation::new().count(Selector::name("req_start")).time("sql_start", "sql_end");
+    /// let target = Target::open_any(4242)?;
+    /// let available = target.available(&wanted)?;
+    /// let observer = available.observation.map(|it| target.observe(&it, Options::default())).transpose()?;
+    /// # let _ = observer;
+    /// # Ok::<(), probes_lib::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// If its files cannot be read, or something else is wrong with what is selected.
+    pub fn available(&self, observation: &Observation) -> Result<AvailableObservation> {
+        let (mut kept, mut missing) = (observation.clone(), Vec::new());
+        if observation.selects_sites() {
+            let program = self.opened.current_image()?.program.clone();
+            (kept, missing) = if program.probes().len() > 0 {
+                observation.with_sites_of(&program)?
+            } else {
+                match Target::open(self.pid()) {
+                    Ok(target) => observation.with_sites_of(&target.opened.image().program)?,
+                    Err(error) if self.opened.has_executed(&error) || error.is_gone() => {
+                        return Err(error);
+                    }
+                    // It says why, once for all of them.
+                    Err(error) => (observation.without_sites(), vec![error]),
+                }
+            };
+        }
+        if observation.has_functions() {
+            let (functions, others) =
+                kept.with_functions_of(&Functions::to_select_of(self.pid())?)?;
+            kept = functions;
+            missing.extend(others);
+        }
+        let is_any = kept.selects_sites() || kept.has_functions();
+        Ok(AvailableObservation {
+            observation: is_any.then_some(kept),
+            missing,
+        })
+    }
+
     /// Begins to record hits. An observation of this process that a killed tool has left is removed first.
     ///
     /// # Errors

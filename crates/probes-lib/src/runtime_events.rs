@@ -590,6 +590,20 @@ pub(crate) fn version_of_process(process: &Process, maps: &[Mapping]) -> Option<
     elf_files(process, maps).find_map(|elf| version(&elf))
 }
 
+/// Returns whether a process is known to have a runtime of OCaml, or OCaml's library.
+pub(crate) fn has_ocaml(process: &Process) -> bool {
+    let Ok(maps) = read_maps(process) else {
+        return false;
+    };
+    // A stripped one has no symbols.
+    has_runtime(process, &maps) || version_of_process(process, &maps).is_some()
+}
+
+/// Returns whether a file of a process is known to have a runtime of OCaml.
+pub(crate) fn has_runtime(process: &Process, maps: &[Mapping]) -> bool {
+    elf_files(process, maps).any(|elf| elf.data_symbol(OCAML_SYMBOL).is_some())
+}
+
 /// Returns the names of events in the version of OCaml of `subject`, and the version.
 fn known_names(subject: Subject, version: Option<String>) -> Result<(Names, String)> {
     let why = match version {

@@ -15,6 +15,7 @@ use crate::process::object::{Object, UnreadableObject};
 use crate::process::objects::Files;
 use crate::process::opened::OpenedProcess;
 use crate::process::status::Status;
+use crate::runtime_events::has_ocaml;
 use crate::select::{Actions, choose, choose_undo};
 use crate::sys::pidfd;
 use crate::update::attempt::{Choose, Updater};
@@ -131,6 +132,12 @@ impl Target {
             .status()
             .map_err(|source| process.exited_or(source))?;
         Ok(pidfd)
+    }
+
+    /// Returns whether the process is known to run OCaml code or OCaml's bytecode. A stripped one without the module Sys may
+    /// not be recognized.
+    pub fn has_ocaml(&self) -> bool {
+        self.opened.image().program.probes().len() > 0 || has_ocaml(self.opened.process())
     }
 
     /// Returns the path of the executable, as the kernel names it.

@@ -132,6 +132,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         selection: &args.selection,
         observation: args.served.observation(),
         needs_probes: args.served.needs_probes(),
+        has_functions: args.served.has_functions(),
         events: args.served.gc,
         options: args.seccomp.options(args.take_over.options()),
         interval: args.scan,
@@ -273,6 +274,7 @@ impl Exporter<'_> {
                 program,
                 failure,
             } => self.processes.refuse(pid, program, failure),
+            Notification::Missing(pid, failures) => self.processes.report_missing(pid, &failures),
             Notification::RuntimeEvents(pid, events) => self.processes.begin_events(pid, *events),
             Notification::NoRuntimeEvents(pid, failure) => {
                 self.processes.refuse_events(pid, &failure)

@@ -6,6 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv6Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
@@ -195,6 +196,48 @@ fn promtool_accepts_metrics_and_rules() {
     );
 }
 
+// promise: Serving: The command that the alert on slow requests names works while `serve` runs, which observes again afterwards, also
+//    if the name of the program has special characters
+#[test]
+fn next_step_of_the_alert_works() {
+    let scratch = Scratch::new();
+    let target = named(&scratch, "s.h+[op]$'s");
+    let serving = Serving::start("-name s.h -pair shared,only_alpha -scan 100ms");
+    let next = r"-name 's\.h\+\[op\]\$.s$' -pair shared,only_alpha -over 250ms";
+    let series = |le: &str| {
+        format!(
+            "  - series: ocaml_probes_pair_duration_seconds_bucket{{le=\"{le}\",instance=\"i\",\
+             program=\"s.h+[op]$'s\",start=\"shared\",stop=\"only_alpha\"}}\n    values: 0+60x30\n"
+        )
+    };
+    let rules = contrib("prometheus/ocaml-probes.rules.yml");
+    let text = format!(
+        "rule_files: [{}]\ntests:\n- interval: 1m\n  input_series:\n{}{}  alert_rule_test:\n  - eval_time: 25m\n    \
+         alertname: OcamlRequestsSlow\n    exp_alerts: []\n",
+        rules.canonicalize().unwrap().display(),
+        series("0.5"),
+        series("+Inf"),
+    );
+    let file = scratch.script("test.yml", &text);
+    let mut check = Command::new("promtool");
+    let said = output(check.args(["test", "rules"]).arg(file)).stderr;
+    let said = String::from_utf8(said).unwrap();
+    // promtool quotes annotations.
+    let shown = format!("ocaml-probes latency -force {next}").replace('\\', r"\\");
+    assert!(said.contains(&format!("next=\"{shown}\"")), "{said}");
+    let mut step = Command::new("sh");
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let line = format!("exec '{tool}' latency -force {next} -for 100ms");
+    let step = output(step.args(["-c", &line]));
+    let said = String::from_utf8_lossy(&step.stderr);
+    assert!(step.status.success(), "{said}");
+    eventually("serve observes it again", || {
+        let observed = value_of(&serving, target.pid(), &["_process_observed"]);
+        (observed == Some(1.0)).then_some(())
+    });
+    serving.end(Signal::SIGTERM);
+}
+
 fn contrib(path: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../contrib")
@@ -236,6 +279,30 @@ fn documents_name_the_exported_metrics() {
         let name = line.split(' ').next().unwrap();
         assert!(docs.contains(&format!("`{name}`")), "docs/serve.md: {name}");
     }
+}
+
+#[test]
+fn files_of_the_page_are_installed() {
+    let scratch = Scratch::new();
+    let prefix = scratch.file("prefix");
+    let install = contrib("../scripts/install");
+    let mut command = Command::new(&install);
+    let installed = output(command.arg(&prefix).arg(env!("CARGO_BIN_EXE_ocaml-probes")));
+    assert!(installed.status.success(), "{installed:?}");
+    let documents = prefix.join("share/doc/ocaml-probes");
+    let page = fs::read_to_string(documents.join("serve.md")).unwrap();
+    let links = Regex::new(r"\]\(([^):]+)\)").unwrap();
+    let links: Vec<&str> = links
+        .captures_iter(&page)
+        .map(|it| it.extract::<1>().1[0])
+        .collect();
+    assert!(links.len() >= 4, "{links:?}");
+    for link in links {
+        assert!(documents.join(link).is_file(), "{link}");
+    }
+    let removed = output(Command::new(&install).arg("--remove").arg(&prefix));
+    assert!(removed.status.success(), "{removed:?}");
+    assert!(!documents.exists());
 }
 
 #[test]
@@ -339,6 +406,92 @@ fn refused_process_is_a_metric() {
     let errors = said.iter().filter(|line| object(line)["type"] == "error");
     assert_eq!(errors.count(), 0, "{said:?}");
     assert!(!is_observed(free.pid()) && !is_observed(taken.pid()));
+}
+
+/// The value of a metric of a process; `None` if it has none.
+fn value_of(serving: &Serving, pid: i32, parts: &[&str]) -> Option<f64> {
+    let pid = format!("pid=\"{pid}\"");
+    let metrics = serving.scrape();
+    let has_all = |name: &str| name.contains(&pid) && parts.iter().all(|it| name.contains(it));
+    let found = metrics.iter().find(|(name, _)| has_all(name));
+    found.map(|(_, value)| *value)
+}
+
+// promise: Serving: Of each process that is selected by its name, what it has is served; what it lacks is one error and a
+//    metric, and one that has nothing is refused (4 programs)
+#[test]
+fn programs_that_differ_are_served() {
+    let scratch = Scratch::new();
+    let mut with_probes = named(&scratch, "differ_probes");
+    let functions = Talker::start(&scratch.copy(&program("requests"), "differ_functions"));
+    let nothing = Talker::start(&scratch.copy(&program("calls"), "differ_nothing"));
+    let flags = "-name differ_ -probe shared -pair shared,nosuch -fn Requests.stop,Nosuch.*";
+    let serving = Serving::start(flags);
+    with_probes.hits();
+    let hits = value_of(&serving, with_probes.pid(), &["_hits_total", "shared"]);
+    assert_eq!(hits, Some(3.0));
+    for (pid, kind, number) in [
+        (with_probes.pid(), "probe.unknown", 1.0),
+        (with_probes.pid(), "function.no_match", 2.0),
+        (functions.pid(), "probe.unknown", 2.0),
+        (functions.pid(), "function.no_match", 1.0),
+    ] {
+        let reason = format!("reason=\"{kind}\"");
+        let missing = value_of(&serving, pid, &["_missing_selections", &reason]);
+        assert_eq!(missing, Some(number), "{kind}");
+        let observed = value_of(&serving, pid, &["_process_observed"]);
+        assert_eq!(observed, Some(1.0));
+    }
+    let calls = ["_call_duration_seconds_count", "Requests.stop"];
+    assert_eq!(value_of(&serving, functions.pid(), &calls), Some(0.0));
+    let refused = ["_process_refused", "reason=\"probe.no_probes\""];
+    assert_eq!(value_of(&serving, nothing.pid(), &refused), Some(1.0));
+    let errors = serving
+        .end(Signal::SIGTERM)
+        .into_iter()
+        .map(|it| object(&it));
+    let errors = errors.filter(|it| it["type"] == "error");
+    let of = |pid: i32| errors.clone().filter(|it| it["pid"] == pid).count();
+    let numbers = [&with_probes, &functions, &nothing].map(|it| of(it.pid()));
+    assert_eq!(numbers, [3, 3, 1]);
+}
+
+#[test]
+fn programs_without_ocaml_are_left_out() {
+    let scratch = Scratch::new();
+    let file = scratch.copy(Path::new("/bin/sleep"), "without_ocaml");
+    let foreign = Guard::spawn(Command::new(file).arg("1000"));
+    let ocaml = Talker::start(&scratch.copy(&program("calls"), "without_probes"));
+    for flags in ["-name without_", "-name without_ -gc"] {
+        let serving = Serving::start(flags);
+        let refused = |pid: i32| value_of(&serving, pid, &["_process_refused"]);
+        assert_eq!(refused(foreign.pid()), None, "{flags}");
+        assert_eq!(refused(ocaml.pid()), Some(1.0), "{flags}");
+        let said = serving.end(Signal::SIGTERM);
+        let errors = said.iter().filter(|line| object(line)["type"] == "error");
+        assert_eq!(errors.count(), 1, "{said:?}");
+    }
+}
+
+// promise: Serving: A process that has executed its program anew is observed again within two seconds, whatever `-scan` is (3 ×)
+#[test]
+fn executed_program_is_observed_at_once() {
+    let scratch = Scratch::new();
+    let file = scratch.copy(&fixture_forms("exec_self")[0], "anew");
+    let mut target = Talker::start(&file);
+    let serving = Serving::start("-name anew -scan 1h");
+    let pid = target.pid();
+    let hits = || value_of(&serving, pid, &["_hits_total"]).unwrap();
+    for _ in 0..3 {
+        target.hits();
+        let before = hits();
+        target.ask("exec", "ready");
+        let begun = Instant::now();
+        eventually("it is observed again", || is_observed(pid).then_some(()));
+        assert!(begun.elapsed() < Duration::from_secs(2));
+        assert!(hits() >= before);
+    }
+    serving.end(Signal::SIGTERM);
 }
 
 // promise: Serving: What a killed `serve` leaves is removed by the next one (2 ×)

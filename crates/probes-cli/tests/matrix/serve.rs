@@ -38,3 +38,32 @@ fn scraped_pauses_equal_the_own_consumer() {
         serving.end(Signal::SIGTERM);
     }
 }
+
+// promise: Serving: The collector's figures of a program of OCaml 5 without the selected probes are served (2 in each chroot)
+#[test]
+fn collector_is_served_without_probes() {
+    for file in program_forms("ocaml5/events") {
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        program.talker.ask("start", "started");
+        let name = file.file_name().unwrap().to_str().unwrap();
+        let serving = Serving::start(&format!("-name {name} -probe start -pair start,stop -gc"));
+        program.talker.ask("work 3 10", "worked");
+        let metric = |name: &str| {
+            let pid = format!("pid=\"{}\"", program.pid);
+            let metrics = serving.scrape();
+            let mut found = metrics.iter();
+            let found = found.find(|(it, _)| it.contains(name) && it.contains(&pid));
+            found.map(|(_, value)| *value)
+        };
+        eventually("pauses are read", || {
+            (metric("_gc_pause_seconds_count")? > 0.0).then_some(())
+        });
+        assert_eq!(metric("_process_observed"), Some(1.0));
+        let missing = "_missing_selections";
+        assert_eq!(metric(missing), Some(1.0));
+        let error = serving.error();
+        assert_eq!(error["kind"], "probe.no_probes");
+        program.end();
+        serving.end(Signal::SIGTERM);
+    }
+}

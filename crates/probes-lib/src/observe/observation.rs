@@ -31,7 +31,7 @@ pub struct Observation {
     /// Of each pair, the names of the probes that start and stop it.
     pub(super) pairs: Vec<(String, String)>,
     /// The same for USDT probes of other providers, `PROVIDER:NAME`.
-    usdt_pairs: Vec<(Glob, Glob)>,
+    pub(super) usdt_pairs: Vec<(Glob, Glob)>,
     pub(super) watched: Vec<Selector>,
     pub(crate) counted_functions: Vec<FunctionSelector>,
     pub(crate) timed_functions: Vec<FunctionSelector>,

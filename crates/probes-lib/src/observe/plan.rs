@@ -594,6 +594,15 @@ fn layout_of_records(observation: &Observation, points: &[PlannedPoint]) -> Shar
     }
 }
 
+/// Checks that a program has the sites that an observation selects, and that expressions fit them.
+///
+/// # Errors
+///
+/// See [`ObservationPlan::of`].
+pub(crate) fn check_sites(observation: &Observation, program: &Program) -> Result<()> {
+    SiteRoles::of(observation, program).map(|_| ())
+}
+
 /// What is recorded at the sites of a program.
 struct SiteRoles {
     /// Of each site.

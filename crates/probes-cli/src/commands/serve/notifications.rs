@@ -25,6 +25,8 @@ pub(super) enum Notification {
         program: String,
         failure: Failure,
     },
+    /// Why selections are left out that a process, which is observed now, does not have.
+    Missing(i32, Vec<Failure>),
     /// The runtime events of a process that is observed can be read now.
     RuntimeEvents(i32, Box<RuntimeEvents>),
     /// The runtime events of a process that is observed cannot be read.

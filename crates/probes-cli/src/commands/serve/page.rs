@@ -1,5 +1,6 @@
 //! The metrics: their names, and the page that shows those of all processes. Pure.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::exposition::{Exposition, Family, Labels, MetricKind, TextFormat};
@@ -24,6 +25,8 @@ pub(super) struct ShownProcess {
     pub(super) refused_functions: usize,
     /// How many rows are left out.
     pub(super) left_out: usize,
+    /// How many selections it does not have although it is observed, by the kinds of their errors.
+    pub(super) missing: BTreeMap<String, usize>,
     /// Whether its runtime events are read; `None` if they are not asked for, or the process is not observed.
     pub(super) collector: Option<bool>,
 }
@@ -82,6 +85,12 @@ static REFUSED: Family = family(
     Gauge,
     "",
     "1: the process runs and cannot be observed; the reason is the kind of the error.",
+);
+static MISSING: Family = family(
+    "ocaml_probes_missing_selections",
+    Gauge,
+    "",
+    "Probes, pairs and functions that were selected and that the process lacks; the reason is the kind of the error.",
 );
 static STOPPED: Family = family(
     "ocaml_probes_process_stopped_seconds",
@@ -261,6 +270,12 @@ pub(super) fn page(
     for (labels, process) in &each {
         if let Some(reason) = &process.refused {
             samples.add(&labels.with("reason", reason), 1);
+        }
+    }
+    let mut samples = page.family(&MISSING);
+    for (labels, process) in &each {
+        for (reason, number) in &process.missing {
+            samples.add(&labels.with("reason", reason), number);
         }
     }
     let mut samples = page.family(&STOPPED);

@@ -62,6 +62,8 @@ struct ServedProcess {
     /// How many rows it may have; `None` until its first reading.
     max_rows: Option<usize>,
     left_out: usize,
+    /// How many selections it does not have, by the kinds of their errors.
+    missing: BTreeMap<String, usize>,
 }
 
 impl ServedProcess {
@@ -221,6 +223,22 @@ impl Processes {
         self.forget_some();
     }
 
+    /// A process that is observed lacks selections; reports that, unless it lacked as many before.
+    pub(super) fn report_missing(&mut self, pid: i32, failures: &[Failure]) {
+        let messages = self.messages(pid);
+        let Some(process) = self.each.get_mut(&pid) else {
+            return;
+        };
+        let mut missing: BTreeMap<String, usize> = BTreeMap::new();
+        for failure in failures {
+            *missing.entry(failure.kind()).or_default() += 1;
+        }
+        if process.missing != missing {
+            failures.iter().for_each(|it| messages.failure(it));
+            process.missing = missing;
+        }
+    }
+
     /// The runtime events of a process can be read from now on.
     pub(super) fn begin_events(&mut self, pid: i32, events: RuntimeEvents) {
         if let Some(process) = self.each.get_mut(&pid) {
@@ -350,7 +368,7 @@ impl Processes {
             return;
         };
         process.close(&self.bounds);
-        let mut is_replaced_now = false;
+        let (mut is_replaced_now, mut may_have_executed) = (false, false);
         match error {
             Some(error) if exit_or_exec(&error).is_none() => {
                 is_replaced_now = is_replaced(&error);
@@ -359,6 +377,7 @@ impl Processes {
                 messages.failure(&failure);
             }
             error => {
+                may_have_executed = error.as_ref().is_none_or(Error::is_exec);
                 let how = error.as_ref().and_then(exit_or_exec);
                 let how = how.unwrap_or(NO_MORE_EVENTS);
                 messages.note(&format!("{} {how}", process.program));
@@ -368,6 +387,7 @@ impl Processes {
         self.tell_scanner(Ended::Observation {
             id,
             is_replaced: is_replaced_now,
+            may_have_executed,
         });
         self.forget_some();
     }
@@ -413,6 +433,10 @@ impl Processes {
                 discarded: details.discarded,
                 refused_functions: details.refused_functions,
                 left_out: process.left_out,
+                missing: match process.observed {
+                    Some(_) => process.missing.clone(),
+                    None => BTreeMap::new(),
+                },
                 collector: reads_events.filter(|_| self.wants_events),
             });
         }

@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observation, Options, RuntimeEvents, Target, pids};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{SysconfVar, sysconf};
+use probes_lib::{Error, Observation, Options, RuntimeEvents, Target, pids};
 
 use super::notifications::{Notification, NotificationSender};
 use super::observed::{ObservationId, Observed};
 use crate::commands::open_target::open_to_observe;
-use crate::failure::{Failure, exit_or_exec};
+use crate::failure::{Failure, exit_or_exec, may_have_functions};
 use crate::flags::{TargetSelection, comm, program_of};
 use crate::messages::Messages;
 
@@ -24,11 +26,18 @@ const MAX_PROCESSES: usize = 256;
 /// The longest time until a process that was refused is tried again, unless `-scan` is longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
+/// How often, and how long, a process that has executed a program is tried at once. Meanwhile, no error is reported: it may
+/// not have loaded its libraries, or not have switched on its runtime events.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+const LOADING: Duration = Duration::from_secs(2);
+
 /// What to do with the processes that are found.
 pub(super) struct ServeRequest<'s> {
     pub(super) selection: &'s TargetSelection,
     pub(super) observation: Option<Observation>,
     pub(super) needs_probes: bool,
+    /// Whether functions or USDT probes are asked for, which programs without OCaml may have.
+    pub(super) has_functions: bool,
     pub(super) events: bool,
     pub(super) options: Options,
     pub(super) interval: Duration,
@@ -37,10 +46,12 @@ pub(super) struct ServeRequest<'s> {
 
 /// What has ended, as the main thread, which reads the processes, tells the scanner.
 pub(super) enum Ended {
-    /// A process is observed no more; and whether another observer has taken it over.
+    /// A process is observed no more: whether another observer has taken it over, and whether it may have executed a
+    /// program, rather than exited.
     Observation {
         id: ObservationId,
         is_replaced: bool,
+        may_have_executed: bool,
     },
     /// The runtime events of a process are read no more.
     RuntimeEvents(ObservationId),
@@ -54,6 +65,8 @@ pub(super) struct Scanner<'s> {
     /// Whether `serve` is about to end: no other process is looked at then.
     is_ending: Arc<AtomicBool>,
     known: BTreeMap<i32, Known>,
+    /// The processes that may just have executed a program, and since when that is known.
+    executed: BTreeMap<i32, Instant>,
     /// How many observations have begun.
     begun: u64,
     /// Whether nothing was looked at so far.
@@ -79,11 +92,19 @@ struct Identity {
     executable: Option<(u64, u64)>,
 }
 
+/// What has begun, and why the rest has not.
+struct Begun {
+    observed: Observed,
+    /// Why its runtime events are not read although they are asked for.
+    no_events: Option<Failure>,
+    /// Why each selection is left out that the process does not have.
+    missing: Vec<Failure>,
+}
+
 enum KnownState {
     /// And when to try again to read its runtime events, if they cannot be read.
     Observed(Option<Pause>),
-    /// Observing it failed, its observation has ended, or it was selected by its name alone and cannot be used. And
-    /// when to try again.
+    /// Observing it failed, its observation has ended, or it is not selected after all. And when to try again.
     NotObserved(Pause),
 }
 
@@ -109,6 +130,15 @@ impl Pause {
         }
     }
 
+    /// A pause that is over.
+    fn over(interval: Duration) -> Pause {
+        Pause {
+            until: Instant::now(),
+            last: interval / 2,
+            kind: String::new(),
+        }
+    }
+
     fn has_elapsed(&self) -> bool {
         self.until <= Instant::now()
     }
@@ -127,6 +157,7 @@ impl<'s> Scanner<'s> {
             ends,
             is_ending,
             known: BTreeMap::new(),
+            executed: BTreeMap::new(),
             begun: 0,
             is_first: true,
         }
@@ -140,31 +171,76 @@ impl<'s> Scanner<'s> {
             self.notifications
                 .send(Notification::Scanned(begun.elapsed()));
             loop {
-                let left = self.wanted.interval.saturating_sub(begun.elapsed());
+                let mut left = self.wanted.interval.saturating_sub(begun.elapsed());
+                if left.is_zero() {
+                    break;
+                }
+                if !self.executed.is_empty() {
+                    left = left.min(RETRY_INTERVAL);
+                }
                 match self.ends.recv_timeout(left) {
-                    Ok(ended) => self.try_again_later(ended),
-                    Err(RecvTimeoutError::Timeout) => break,
+                    Ok(ended) => self.note_end(ended),
+                    Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
+                self.look_at_executed();
             }
         }
     }
 
     /// Notes what has ended, and when to try it again.
-    fn try_again_later(&mut self, ended: Ended) {
-        let pause = Pause::next(None, String::new(), self.wanted.interval);
+    fn note_end(&mut self, ended: Ended) {
+        let interval = self.wanted.interval;
+        let pause = Pause::next(None, String::new(), interval);
         let (Ended::Observation { id, .. } | Ended::RuntimeEvents(id)) = ended;
         let known = self.known.get_mut(&id.pid);
         let Some(known) = known.filter(|known| known.number == id.number) else {
             return;
         };
         match (ended, &mut known.state) {
-            (Ended::Observation { is_replaced, .. }, state) => {
-                *state = KnownState::NotObserved(pause);
+            (
+                Ended::Observation {
+                    is_replaced,
+                    may_have_executed,
+                    ..
+                },
+                state,
+            ) => {
                 known.was_replaced |= is_replaced;
+                *state = KnownState::NotObserved(pause);
+                if may_have_executed {
+                    *state = KnownState::NotObserved(Pause::over(interval));
+                    self.executed.insert(id.pid, Instant::now());
+                }
             }
             (Ended::RuntimeEvents(_), KnownState::Observed(events)) => *events = Some(pause),
             (Ended::RuntimeEvents(_), KnownState::NotObserved(_)) => {}
+        }
+    }
+
+    /// Looks at once at the processes that may have executed a program, so that few of its hits are missed.
+    fn look_at_executed(&mut self) {
+        let executed: Vec<(i32, Instant)> = self.executed.iter().map(|(&k, &v)| (k, v)).collect();
+        for (pid, since) in executed {
+            if self.is_ending.load(Ordering::Relaxed) {
+                return;
+            }
+            // It has exited, or executes a program now that is not selected.
+            let Some((identity, program)) = self.candidate(pid) else {
+                self.executed.remove(&pid);
+                continue;
+            };
+            if since.elapsed() >= LOADING {
+                self.executed.remove(&pid);
+            }
+            if (self.known.get(&pid)).is_some_and(|known| known.identity != identity) {
+                self.known.remove(&pid);
+            }
+            self.look_at(pid, identity, program);
+            let state = self.known.get(&pid).map(|known| &known.state);
+            if matches!(state, Some(KnownState::Observed(None))) {
+                self.executed.remove(&pid);
+            }
         }
     }
 
@@ -201,30 +277,32 @@ impl<'s> Scanner<'s> {
             let all = pids().into_iter().flatten();
             looked_at.extend(all.filter(|pid| !given.contains(pid)));
         }
-        let own = std::process::id() as i32;
-        let mut candidates = BTreeMap::new();
-        for pid in looked_at {
-            let name = program_name(pid);
-            let is_given = given.contains(&pid);
-            let is_named = name
-                .as_ref()
-                .is_some_and(|name| pid != own && self.wanted.selection.selects_program(name));
-            let started = started(pid);
-            // In the first scan, a given pid that does not exist is kept, so that opening it fails and is reported.
-            if (is_named || is_given) && (started.is_some() || self.is_first) {
-                let executable = executable(pid);
-                let identity = Identity {
-                    started,
-                    executable,
-                };
-                candidates.insert(pid, (identity, name.unwrap_or_default()));
-            }
+        let with_pid = |pid| Some((pid, self.candidate(pid)?));
+        looked_at.into_iter().filter_map(with_pid).collect()
+    }
+
+    /// A process, if it is selected and runs now, with the name of its program.
+    fn candidate(&self, pid: i32) -> Option<(Identity, String)> {
+        let selection = self.wanted.selection;
+        let name = program_name(pid);
+        let is_given = selection.given().contains(&pid);
+        let is_own = pid == std::process::id() as i32;
+        let is_named =
+            (name.as_ref()).is_some_and(|name| !is_own && selection.selects_program(name));
+        let started = started(pid);
+        // In the first scan, a given pid that does not exist is kept, so that opening it fails and is reported.
+        if !(is_named || is_given) || (started.is_none() && !self.is_first) {
+            return None;
         }
-        candidates
+        let executable = executable(pid);
+        let identity = Identity {
+            started,
+            executable,
+        };
+        Some((identity, name.unwrap_or_default()))
     }
 
     fn look_at(&mut self, pid: i32, identity: Identity, program: String) {
-        let interval = self.wanted.interval;
         let known = self.known.get(&pid);
         let was_replaced = known.is_some_and(|known| known.was_replaced);
         let mut number = known.map_or(0, |known| known.number);
@@ -244,24 +322,16 @@ impl<'s> Scanner<'s> {
                     _ => None,
                 };
                 match self.begin(pid, was_replaced) {
-                    Ok(Some((observed, no_events))) => {
-                        number = observed.id.number;
+                    Ok(Some(begun)) => {
+                        number = begun.observed.id.number;
                         self.begun = number;
-                        self.notifications
-                            .send(Notification::Observed(Box::new(observed)));
-                        KnownState::Observed(no_events.map(|failure| {
-                            let pause = Pause::next(None, failure.kind(), interval);
-                            self.notifications
-                                .send(Notification::NoRuntimeEvents(pid, failure));
-                            pause
-                        }))
+                        self.report_begun(pid, begun)
                     }
-                    Ok(None) => {
-                        KnownState::NotObserved(Pause::next(before, String::new(), interval))
-                    }
+                    Ok(None) => KnownState::NotObserved(self.pause(pid, before, String::new())),
                     Err(failure) => {
-                        let pause = Pause::next(before, failure.kind(), interval);
-                        if before.is_none_or(|before| before.kind != pause.kind) {
+                        let pause = self.pause(pid, before, failure.kind());
+                        let is_new = before.is_none_or(|before| before.kind != pause.kind);
+                        if is_new && !pause.kind.is_empty() {
                             self.notifications.send(Notification::Refused {
                                 pid,
                                 program,
@@ -282,14 +352,53 @@ impl<'s> Scanner<'s> {
         self.known.insert(pid, known);
     }
 
-    /// Begins to observe a process; also returns why its runtime events are not read although they are asked for.
-    /// `None` if it is selected by its name alone, and it has exited or exec'd meanwhile, or opening it failed for a
-    /// reason other than denied access (it has no probes, for example): then no error is reported.
-    fn begin(
+    /// When to try again what has failed: at once, and without a report, if the process has just executed a program.
+    fn pause(&self, pid: i32, before: Option<&Pause>, kind: String) -> Pause {
+        let interval = self.wanted.interval;
+        if self.executed.contains_key(&pid) {
+            Pause::over(interval)
+        } else {
+            Pause::next(before, kind, interval)
+        }
+    }
+
+    /// Reports what is observed of a process from now on, and what it lacks.
+    fn report_begun(&self, pid: i32, begun: Begun) -> KnownState {
+        let Begun {
+            observed,
+            no_events,
+            missing,
+        } = begun;
+        let notifications = &self.notifications;
+        notifications.send(Notification::Observed(Box::new(observed)));
+        notifications.send(Notification::Missing(pid, missing));
+        KnownState::Observed(no_events.map(|failure| {
+            let pause = self.pause(pid, None, failure.kind());
+            if !pause.kind.is_empty() {
+                notifications.send(Notification::NoRuntimeEvents(pid, failure));
+            }
+            pause
+        }))
+    }
+
+    /// Begins to observe a process. `None` if it is selected by its name alone, and it has exited or exec'd meanwhile, or
+    /// is not meant: then no error is reported.
+    fn begin(&self, pid: i32, was_replaced: bool) -> Result<Option<Begun>, Failure> {
+        let is_given = self.wanted.selection.given().contains(&pid);
+        match self.try_begin(pid, is_given, was_replaced) {
+            Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_given => {
+                Ok(None)
+            }
+            begun => begun,
+        }
+    }
+
+    fn try_begin(
         &self,
         pid: i32,
+        is_given: bool,
         was_replaced: bool,
-    ) -> Result<Option<(Observed, Option<Failure>)>, Failure> {
+    ) -> Result<Option<Begun>, Failure> {
         let is_observed = |known: &&Known| matches!(known.state, KnownState::Observed(_));
         if self.known.values().filter(is_observed).count() >= MAX_PROCESSES {
             return Err(Failure::TooManyProcesses(MAX_PROCESSES));
@@ -298,41 +407,68 @@ impl<'s> Scanner<'s> {
         let messages = wanted
             .messages
             .about_one(pid, wanted.selection.is_one_pid());
-        let is_given = wanted.selection.given().contains(&pid);
-        let target = match open_to_observe(pid, wanted.needs_probes, &messages) {
-            Err(Failure::Target(_, error)) if error.denial().is_none() && !is_given => {
+        let target = match open_to_observe(pid, wanted.needs_probes && is_given, &messages) {
+            Err(Failure::Target(_, error)) if !is_given && is_no_program_of_ocaml(&error) => {
                 messages.step(format_args!("left out: {error}"));
                 return Ok(None);
             }
             target => target?,
         };
-        let (events, no_events) = if wanted.events {
-            match RuntimeEvents::of_process(pid).map_err(Failure::of_process(pid)) {
-                Ok(events) => (Some(events), None),
-                Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_given => {
-                    return Ok(None);
-                }
-                // Nothing else is asked for.
-                Err(failure) if wanted.observation.is_none() => return Err(failure),
-                Err(failure) => (None, Some(failure)),
-            }
-        } else {
-            (None, None)
+        let (events, no_events) = match wanted.events.then(|| RuntimeEvents::of_process(pid)) {
+            None => (None, None),
+            Some(Ok(events)) => (Some(events), None),
+            Some(Err(error)) => (None, Some(Failure::of_process(pid)(error))),
         };
+        let (observation, missing) = self.available(&target, is_given)?;
+        if !missing.is_empty() && self.is_loading(pid) {
+            return Ok(None);
+        }
+        if observation.is_none() && events.is_none() {
+            if !is_given && !wanted.has_functions && !target.has_ocaml() {
+                messages.step(format_args!("left out: it is no program of OCaml"));
+                return Ok(None);
+            }
+            // There is nothing to observe, so that one of them says why.
+            if let Some(failure) = missing.into_iter().chain(no_events).next() {
+                return Err(failure);
+            }
+            return Ok(None);
+        }
         let options = Options {
             take_over: wanted.options.take_over && !was_replaced,
             ..wanted.options
         };
-        let observation = wanted.observation.as_ref();
         let number = self.begun + 1;
         let id = ObservationId { pid, number };
-        match Observed::begin(id, target, observation, options, events, &messages) {
-            Ok(observed) => Ok(Some((observed, no_events))),
-            Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_given => {
-                Ok(None)
-            }
-            Err(failure) => Err(failure),
-        }
+        let observation = observation.as_ref();
+        let observed = Observed::begin(id, target, observation, options, events, &messages)?;
+        Ok(Some(Begun {
+            observed,
+            no_events,
+            missing,
+        }))
+    }
+
+    /// What is to be observed of a process: if it is given by its pid, all; else what it has. Also returns why it lacks the
+    /// others.
+    fn available(
+        &self,
+        target: &Target,
+        is_given: bool,
+    ) -> Result<(Option<Observation>, Vec<Failure>), Failure> {
+        let (Some(observation), false) = (&self.wanted.observation, is_given) else {
+            return Ok((self.wanted.observation.clone(), Vec::new()));
+        };
+        let of_process = Failure::of_process(target.pid());
+        let available = target.available(observation).map_err(&of_process)?;
+        let missing = available.missing.into_iter().map(of_process).collect();
+        Ok((available.observation, missing))
+    }
+
+    /// Whether a process may not have loaded all of its libraries so far.
+    fn is_loading(&self, pid: i32) -> bool {
+        let is_new = || age(pid).is_some_and(|age| age < LOADING);
+        self.executed.contains_key(&pid) || (!self.is_first && is_new())
     }
 
     /// Tries again to read the runtime events of a process that is observed; returns when to try once more.
@@ -346,8 +482,8 @@ impl<'s> Scanner<'s> {
             }
             Err(error) => {
                 let failure = Failure::of_process(pid)(error);
-                let pause = Pause::next(Some(before), failure.kind(), self.wanted.interval);
-                if before.kind != pause.kind {
+                let pause = self.pause(pid, Some(before), failure.kind());
+                if before.kind != pause.kind && !pause.kind.is_empty() {
                     self.notifications
                         .send(Notification::NoRuntimeEvents(pid, failure));
                 }
@@ -355,6 +491,12 @@ impl<'s> Scanner<'s> {
             }
         }
     }
+}
+
+/// Whether a process that could not be opened has no program that could be meant: it was not denied, and has no probes that
+/// are damaged.
+fn is_no_program_of_ocaml(error: &Error) -> bool {
+    error.denial().is_none() && !may_have_functions(error)
 }
 
 /// The name of the program of a process: the file name of its executable or, if its `exe` link may not be read (a
@@ -379,6 +521,14 @@ fn started(pid: i32) -> Option<u64> {
     let stat = String::from_utf8_lossy(&stat);
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// How long ago a process was started.
+fn age(pid: i32) -> Option<Duration> {
+    let ticks = sysconf(SysconfVar::CLK_TCK).ok()??;
+    let started = Duration::from_secs(started(pid)?) / u32::try_from(ticks).ok()?;
+    let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
+    now.checked_sub(started)
 }
 
 /// The name of the program of a process that is open.
