@@ -226,6 +226,28 @@ fn process_of_another_user_is_reported() {
     diagnosis.assert_predicts("user", &failure);
     assert_eq!(diagnosis.check("probes")["result"], "unknown");
     assert_eq!(diagnosis.command("info")["result"], "fails");
+    // That root traces it is not why: nobody may not read it either way.
+    let mut strace = Command::new("strace");
+    let strace = strace.args(["-qq", "-o", "/dev/null", "-p", &pid]);
+    let mut tracer = Guard::spawn(strace.stderr(Stdio::null()));
+    eventually("strace has attached", || {
+        (process::status(target.pid(), "TracerPid") != "0").then_some(())
+    });
+    assert_eq!(nobody(&["info", "-pid", &pid]).failure(), failure);
+    let traced = Diagnosis::of(nobody(&["doctor", "-json", "-pid", &pid]));
+    for name in ["files", "memory", "user"] {
+        assert_eq!(traced.check(name), diagnosis.check(name));
+    }
+    let _ = tracer.child().kill();
+    tracer.wait();
+}
+
+#[test]
+fn ocaml_without_a_version_is_no_other_program() {
+    let target = Talker::start(&program_forms("calls")[0]);
+    let diagnosis = Diagnosis::of_process(target.pid());
+    let finding = diagnosis.check("ocaml_version")["finding"].to_string();
+    assert!(!finding.contains("not an OCaml program"), "{finding}");
 }
 
 #[test]

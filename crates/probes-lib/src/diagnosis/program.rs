@@ -18,7 +18,7 @@ use crate::process::denial;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::translator;
-use crate::runtime_events::{RuntimeEvents, version_of_process};
+use crate::runtime_events::{RuntimeEvents, has_runtime, version_of_process};
 use crate::site::SITE_LEN;
 use crate::target::Target;
 use crate::update::snapshot::State;
@@ -102,9 +102,13 @@ fn of_files(process: &Process) -> Vec<Check> {
     };
     let version = match version_of_process(process, &maps) {
         Some(version) => Check::pass(CheckKind::OcamlVersion, format!("OCaml {version}")),
+        None if has_runtime(process, &maps) => Check::unknown(
+            CheckKind::OcamlVersion,
+            "no OCaml version found in the program: it is of OCaml 4.13 or earlier, or does not use the module Sys",
+        ),
         None => Check::unknown(
             CheckKind::OcamlVersion,
-            "no OCaml version found in the program: it is not an OCaml program, or does not use the module Sys",
+            "no OCaml version found in the program: it is not an OCaml program, or is stripped and does not use the module Sys",
         ),
     };
     vec![

@@ -104,13 +104,17 @@ fn by_tracer(tid: i32) -> Denial {
 
 fn of_process(process: &Process, errno: Errno) -> Denial {
     let checks = AccessChecks::of(process);
-    let denial = checks
-        .tracer()
+    // In one user namespace, what is denied to the user is denied whether another tool traces the process or not.
+    let is_sure = checks.user_namespace().is_none();
+    let of_user =
+        || (checks.user().or_else(|| checks.capabilities())).or_else(|| checks.dumpable());
+    let denial = is_sure
+        .then(of_user)
+        .flatten()
+        .or_else(|| checks.tracer())
         .or_else(|| checks.filter())
         .or_else(|| checks.user_namespace())
-        .or_else(|| checks.user())
-        .or_else(|| checks.capabilities())
-        .or_else(|| checks.dumpable())
+        .or_else(of_user)
         .or_else(|| checks.yama());
     denial.unwrap_or(match errno {
         // Opening a file in /proc fails with EACCES whatever the reason is. Outside the initial
@@ -121,8 +125,8 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
     })
 }
 
-/// What the kernel checks before it lets us read or trace a process: one method for each check, in the order in which
-/// they are to be asked. What one finds is the reason only if those before it find nothing.
+/// What the kernel checks before it lets us read or trace a process: one method for each check. What one
+/// finds is the reason only if those that are asked before it find nothing.
 pub(crate) struct AccessChecks<'p> {
     process: &'p Process,
     theirs: Status,
