@@ -155,7 +155,11 @@ fn explain(error: &clap::Error) -> String {
             let flag = without_value(&flags(ContextKind::InvalidArg));
             let other = without_value(&flags(ContextKind::PriorArg));
             if other.is_empty() || other == flag {
-                format!("{flag} is given more than once")
+                let instead = match &*flag {
+                    "-name" => "; -name 'ONE|OTHER' selects the programs of both names",
+                    _ => "",
+                };
+                format!("{flag} is given more than once{instead}")
             } else {
                 format!("{flag} and {other} cannot be combined")
             }

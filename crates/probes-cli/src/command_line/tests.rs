@@ -71,6 +71,13 @@ fn two_ways_of_selecting_are_refused() {
 }
 
 #[test]
+fn second_name_is_explained() {
+    let message = refusal("x serve -name a -name b");
+    let expected = "serve: -name is given more than once; -name 'ONE|OTHER' selects the programs of both names";
+    assert_eq!(message, expected);
+}
+
+#[test]
 fn pid_is_a_positive_decimal_number() {
     for pid in [
         "0",
