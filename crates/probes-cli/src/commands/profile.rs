@@ -428,7 +428,7 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
         RunningMethod::Stopped if unread * UNREAD > times.running && unread > MIN_SAID => (
             unread,
             "the threads waited again before they could be stopped",
-            "-live shows at least their innermost functions, where the kernel permits samples",
+            "-live shows where they ran in their own code, where the kernel permits samples",
         ),
         _ => return,
     };
