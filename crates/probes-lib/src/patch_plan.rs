@@ -39,6 +39,8 @@ use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
 use code::{Body, Code, is_straight};
 use exits::Exits;
+#[cfg(doc)]
+use jump::Jump;
 use place::Swept;
 use site::PatchSite;
 
@@ -169,6 +171,21 @@ impl PatchPlanner {
         };
         let exits = exits.and_then(|plan| plan.refuse_live_flags(function).map(|()| plan));
         FunctionPlan { entry, exits }
+    }
+
+    /// Plans the patches with which a function is timed if the function right behind it is patched with a
+    /// [prefixed](Jump::Prefixed) jump, whose first byte they overwrite. For OCaml 5's wrappers of C functions, which end
+    /// with a call and a return of one byte: the call is displaced. `None` if it is no such function.
+    pub fn leaning(&self, function: CodeRange) -> Option<ExitPlan> {
+        let body = self.body(function).ok()?;
+        let has_parts = !self.swept.parts_of(&body).ok()?.is_empty();
+        let candidates = self.candidates(&body).ok()?;
+        let mut plans = candidates
+            .iter()
+            .filter_map(|entry| exits::leaning(&self.swept, &body, entry));
+        let plan = plans.next().filter(|_| !has_parts)?;
+        plan.refuse_live_flags(function).ok()?;
+        Some(plan)
     }
 
     /// Plans the patches with which a function is timed. Only candidates for its entry that `accept` accepts are tried.

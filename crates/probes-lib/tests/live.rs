@@ -103,6 +103,8 @@ mod exactness;
 mod injected_calls;
 #[path = "live/latency.rs"]
 mod latency;
+#[path = "live/leaning.rs"]
+mod leaning;
 #[path = "live/observe.rs"]
 mod observe;
 #[path = "live/observers.rs"]

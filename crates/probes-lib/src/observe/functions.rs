@@ -2,6 +2,7 @@
 //! each, and those that are left out, with the reason.
 
 mod find;
+mod leaning;
 mod patches;
 mod wanted;
 
@@ -15,12 +16,13 @@ use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::error::Refusal;
 use crate::functions::Functions;
 use crate::memory::{ReadMemory, runs};
-use crate::observe::functions::patches::Candidate;
+use crate::observe::functions::patches::{Candidate, TimedPatches};
 use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::observation::CallOnce;
 use crate::observe::point::{PATCH_LEN, PatchBytes, Point, PointKind};
 use crate::observe::role::{FilterRole, IntegerRole, KeyRole, Role, StackKind};
 use crate::observe::watching::Watching;
+use crate::patch_plan::jump::PREFIX_LEN;
 use crate::patch_plan::site::PatchSite;
 use crate::process::code_files::MappedCode;
 use crate::process::maps::{self, Mapping};
@@ -95,6 +97,10 @@ pub(crate) struct Timing {
     pub(crate) reported: Option<Watching>,
     /// The patches of its exits that the patch of its entry does not displace.
     exits: Vec<Candidate>,
+    /// Whether its last exit overwrites the first byte of the next function: it leans on that one.
+    leans: bool,
+    /// If it can be patched either way, the patches of the other way.
+    other: Option<Box<TimedPatches>>,
 }
 
 /// A function, or an instruction of one, that is to be observed.
@@ -140,10 +146,17 @@ impl ObservedFunctions {
     pub(crate) fn name_at(&self, address: LiveAddr) -> Option<String> {
         // An `endbr64` is not displaced.
         const ENDBR_LEN: u64 = 4;
-        let functions = &self.functions;
-        let begins = |at: u64| functions.binary_search_by_key(&at, |it| it.wanted.address.0);
-        let found = begins(address.0).or_else(|_| begins(address.0.wrapping_sub(ENDBR_LEN)));
-        found.ok().map(|index| functions[index].wanted.name.clone())
+        let begins = |before: u64| self.begins_at(LiveAddr(address.0.wrapping_sub(before)));
+        let found = [0, ENDBR_LEN, PREFIX_LEN].into_iter().find_map(begins);
+        found.map(|index| self.functions[index].wanted.name.clone())
+    }
+
+    /// Returns the index of the function that begins at this address, if it is one of these.
+    fn begins_at(&self, address: LiveAddr) -> Option<usize> {
+        let found = self
+            .functions
+            .binary_search_by_key(&address, |it| it.wanted.address);
+        found.ok()
     }
 
     /// Returns the indices of the functions that are timed.
@@ -212,6 +225,7 @@ impl ObservedFunctions {
                 }
             }
         });
+        self.lean_no_longer();
     }
 
     /// Returns the functions whose patches would overwrite bytes that others need, by ascending index: a punned jump
@@ -371,7 +385,7 @@ impl ObservedFunction {
                 is_exit: part > 0,
                 is_usdt: self.wanted.is_usdt,
             };
-            let address = self.bias.live(patch.site.address());
+            let address = self.bias.live(patch.site.jump_address());
             (part, Point { address, kind })
         })
     }
@@ -437,12 +451,12 @@ impl ObservedFunction {
         self.patches().flat_map(|patch| {
             let island = patch.island.as_ref();
             let island = island.map(|island| (island.at, &island.before[..]));
-            let address = self.bias.live(patch.site.address());
             // Padding behind the displaced instructions may be overwritten, too.
             [
-                (address, patch.site.displaced()),
-                (address, &patch.code[..]),
+                (patch.site.address(), patch.site.displaced()),
+                (patch.site.jump_address(), &patch.code[..]),
             ]
+            .map(|(at, code)| (self.bias.live(at), code))
             .into_iter()
             .chain(island)
         })

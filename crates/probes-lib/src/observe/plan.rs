@@ -278,6 +278,14 @@ impl ObservationPlan {
         self.renew_function_points();
     }
 
+    /// Patches functions in another way whose exit would overlap the entry of the next one; see
+    /// [`ObservedFunctions::lean`].
+    pub(crate) fn lean(&mut self) {
+        if Arc::make_mut(&mut self.functions).lean() {
+            self.renew_function_points();
+        }
+    }
+
     fn renew_function_points(&mut self) {
         self.points.retain(|planned| planned.site().is_some());
         let points = function_points(

@@ -3,18 +3,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use crate::address::{CodeRange, FileAddr};
+use crate::address::{CodeRange, FileAddr, PAGE};
 use crate::error::Refusal;
 use crate::patch_plan::code::{Body, is_call, is_straight};
 use crate::patch_plan::displaced::DisplacedExit;
 use crate::patch_plan::displaced::has_call;
-use crate::patch_plan::jump::{JUMP_LEN, Jump};
+use crate::patch_plan::jump::{JUMP_LEN, Jump, PREFIX_LEN, SHORT_LEN};
 use crate::patch_plan::place::Swept;
 use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::targets::{JumpTargets, has_near_target};
-use crate::patch_plan::{flags, padding};
+use crate::patch_plan::{ExitPlan, flags, padding};
 
 /// How many more instructions an entry may displace to reach an exit, the exit included.
 const NEAR: usize = 8;
@@ -218,7 +218,7 @@ impl Exits<'_> {
         let shorts = self.short_with_before(body, index);
         candidates.extend(shorts.into_iter().flatten().filter(fits));
         candidates.sort_by_key(|candidate| match candidate.jump {
-            Jump::Near { .. } => 0,
+            Jump::Near { .. } | Jump::Prefixed => 0,
             Jump::Short { .. } => 1,
             Jump::Punned { chosen, .. } => 5 - chosen,
         });
@@ -355,4 +355,57 @@ impl Exits<'_> {
         self.entry.exits.push(found);
         true
     }
+}
+
+/// Plans the patches of a function that is straight code, perhaps a call, and a return of one byte, right behind which
+/// another function begins: OCaml 5's wrappers of C functions. The return and the first byte of the other function,
+/// whose jump has to be [prefixed](Jump::Prefixed), become a short jump back to an island among the displaced
+/// instructions. `entry` is a candidate for the patch of its entry.
+///
+/// ```text
+/// f   e9 d d d d . . . . e9 d d d d . eb│f8 e9 d d d d   g
+///                        ▲ the island ▲ ──┘ clc, if g is entered
+/// ```
+pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<ExitPlan> {
+    /// These displacements are instructions that change nothing but the carry flag: `clc`, `stc` and `cmc`.
+    const FLAG_INSTRUCTIONS: [u8; 3] = [0xf8, 0xf9, 0xf5];
+    let last = body.instructions.len().checked_sub(1)?;
+    let first = body.index_at(entry.address.0)?;
+    let (exit, moved) = body.instructions.get(first..)?.split_last()?;
+    let is_single = exit.code() == Opcode::Retnq && exit.len() == 1;
+    let is_end = exit.next_ip() == body.range.end() && swept.unmovable(exit).is_none();
+    let is_near = entry.jump == Jump::Near { padding: 0 } && entry.exits.is_empty();
+    // All is written at once: the jump of the other function, too.
+    let end_of_next = exit.next_ip() + PREFIX_LEN + JUMP_LEN;
+    let is_on_one_page = entry.address.0 / PAGE == (end_of_next - 1) / PAGE;
+    if !(is_single && is_end && is_near && is_on_one_page) || moved.len() > NEAR {
+        return None;
+    }
+    let (behind, straight) = moved.split_last()?;
+    let is_reached = |it: &Instruction| swept.targets.contains(it.ip());
+    let can_move = moved.iter().all(|it| swept.unmovable(it).is_none())
+        && straight.iter().all(is_straight)
+        && (is_straight(behind) || is_call(behind));
+    let is_entered =
+        moved.iter().skip(1).any(is_reached) || moved.iter().any(|it| swept.targets.are_inside(it));
+    if !can_move || is_entered {
+        return None;
+    }
+    let start = entry.address.0;
+    let own = start + PREFIX_LEN + JUMP_LEN;
+    let island = FLAG_INSTRUCTIONS
+        .map(|it| (exit.ip() + SHORT_LEN).wrapping_add_signed((it as i8).into()))
+        .into_iter()
+        .find(|it| *it >= own && it + JUMP_LEN <= exit.ip())?;
+    let mut exits = Exits::new(swept, entry);
+    let jump = Jump::Short {
+        island: FileAddr(island),
+    };
+    exits.sites.push(exits.made(body, last, last, jump));
+    exits.entry.displaced = swept.code.bytes(start, exit.ip() - start).to_vec();
+    exits.entry.moves_call = has_call(moved);
+    Some(ExitPlan {
+        entry: exits.entry,
+        sites: exits.sites,
+    })
 }

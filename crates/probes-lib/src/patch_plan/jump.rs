@@ -9,6 +9,9 @@ pub(super) const JUMP_LEN: u64 = site::JUMP_LEN as u64;
 /// Opcode and displacement of a short jump.
 pub(crate) const SHORT_LEN: u64 = 2;
 
+/// What is before a prefixed jump.
+pub(crate) const PREFIX_LEN: u64 = 1;
+
 pub(crate) const SHORT_JMP: u8 = 0xeb;
 
 /// How a patch site jumps to its trampoline.
@@ -18,6 +21,8 @@ pub(crate) const SHORT_JMP: u8 = 0xeb;
 /// punned   e9 d d d|83          the last bytes of the displacement are those of the instruction
 ///                               that follows, which stays: the trampoline has to lie in a window
 /// short    eb d ──▶ e9 d d d d  to padding within 127 bytes, the island, and from there
+/// prefixed 48|e9 d d d d        behind the first byte, which stays: a REX prefix does not matter to
+///                               a jump, and the patch before it may overwrite that byte
 /// ```
 ///
 /// [`PatchPlanner`](crate::PatchPlanner) has an example.
@@ -41,4 +46,6 @@ pub enum Jump {
         /// Where the five bytes of the second jump are.
         island: FileAddr,
     },
+    /// Five bytes of our own, behind the first byte of the place.
+    Prefixed,
 }

@@ -1,6 +1,6 @@
 //! [`PatchSite`]: a place in code, and the jump that can be put there.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use iced_x86::FlowControl;
 
@@ -8,7 +8,7 @@ use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::error::Refusal;
 use crate::patch_plan::code::decode;
 use crate::patch_plan::displaced::{DisplacedCopy, DisplacedExit, ExitKind};
-use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_JMP, SHORT_LEN};
+use crate::patch_plan::jump::{JUMP_LEN, Jump, PREFIX_LEN, SHORT_JMP, SHORT_LEN};
 use crate::site::JMP;
 
 /// A place in code that can be patched: a jump replaces the displaced instructions, which are executed at the end of
@@ -49,7 +49,8 @@ pub struct PatchSite {
 }
 
 impl PatchSite {
-    /// The address of the first byte that is overwritten, which is that of an instruction.
+    /// The address of the first displaced instruction. It is that of the first byte that is overwritten, unless the
+    /// jump is [prefixed](Jump::Prefixed).
     pub fn address(&self) -> FileAddr {
         self.address
     }
@@ -65,6 +66,27 @@ impl PatchSite {
         let at = instructions.find(|it| it.len() > 1)?.ip() + 1;
         let byte = self.displaced.get((at - self.address.0) as usize)?;
         Some((FileAddr(at), *byte))
+    }
+
+    /// Returns the address of the first byte that is overwritten.
+    pub(crate) fn jump_address(&self) -> FileAddr {
+        match self.jump {
+            Jump::Prefixed => FileAddr(self.address.0.wrapping_add(PREFIX_LEN)),
+            _ => self.address,
+        }
+    }
+
+    /// Returns the same site with its jump behind the first byte, if that is a REX prefix and there is room: then the
+    /// patch of what is before it may overwrite that byte. `None` if it cannot be patched so.
+    pub fn prefixed(&self) -> Option<PatchSite> {
+        const REX: RangeInclusive<u8> = 0x40..=0x4f;
+        let has_prefix = REX.contains(self.displaced.first()?);
+        let has_room = self.displaced.len() as u64 >= PREFIX_LEN + JUMP_LEN;
+        let is_near = self.jump == Jump::Near { padding: 0 };
+        (is_near && has_prefix && has_room).then(|| PatchSite {
+            jump: Jump::Prefixed,
+            ..self.clone()
+        })
     }
 
     /// How the site jumps to its trampoline.
@@ -102,6 +124,7 @@ impl PatchSite {
         let page = |at: FileAddr| at.0 / PAGE;
         let is_whole = |at: FileAddr| page(at) == page(FileAddr(at.0.wrapping_add(JUMP_LEN - 1)));
         is_whole(self.address)
+            && is_whole(self.jump_address())
             && match self.jump {
                 Jump::Short { island } => is_whole(island) && page(island) == page(self.address),
                 _ => true,
@@ -121,15 +144,15 @@ impl PatchSite {
             Jump::Short { .. } => SHORT_LEN,
             _ => JUMP_LEN,
         };
-        let len = len.max(self.displaced.len() as u64);
+        let start = self.jump_address();
+        let before = start.0.wrapping_sub(self.address.0);
+        let len = len.max((self.displaced.len() as u64).saturating_sub(before));
         let range = |start: FileAddr, len| start..FileAddr(start.0.saturating_add(len));
         let island = match self.jump {
             Jump::Short { island } => Some(range(island, JUMP_LEN)),
             _ => None,
         };
-        [Some(range(self.address, len)), island]
-            .into_iter()
-            .flatten()
+        [Some(range(start, len)), island].into_iter().flatten()
     }
 
     /// Returns where the trampoline can begin if the object is loaded with this bias.
@@ -145,7 +168,7 @@ impl PatchSite {
     fn origin(&self) -> FileAddr {
         let jump = match self.jump {
             Jump::Short { island } => island,
-            _ => self.address,
+            _ => self.jump_address(),
         };
         FileAddr(jump.0.wrapping_add(JUMP_LEN))
     }
@@ -179,10 +202,10 @@ impl PatchSite {
             return None;
         }
         let operand = i32::try_from(displacement).ok()?.to_le_bytes();
-        let at = bias.live(self.address);
+        let at = bias.live(self.jump_address());
         let near = |operand: &[u8]| [&[JMP], operand].concat();
         Some(match self.jump {
-            Jump::Near { .. } => vec![(at, near(&operand))],
+            Jump::Near { .. } | Jump::Prefixed => vec![(at, near(&operand))],
             Jump::Punned { chosen, .. } => vec![(at, near(&operand[..usize::from(chosen)]))],
             Jump::Short { island } => {
                 let after = self.address.0.wrapping_add(SHORT_LEN);

@@ -16,6 +16,7 @@ use jump::Jump;
 mod codes;
 mod few_functions;
 mod labels;
+mod leaning;
 mod sections;
 mod sites;
 mod sources;

@@ -18,7 +18,7 @@ use probes_lib::{DisplacedCopy, FileAddr, Jump, Linking, LiveAddr, LoadBias, Pat
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use test_support::process::{peek, poke, settle};
-use test_support::{Guard, Talker, program_forms};
+use test_support::{Guard, Talker, fixture_forms, program_forms};
 
 use crate::patches::{Object, libc, ocamlopt};
 
@@ -268,6 +268,20 @@ fn is_repeatable(instruction: &Instruction) -> bool {
     !is_wide && !unknown.contains(&instruction.mnemonic())
 }
 
+/// Returns whether a pointer that is read from the object's data is followed: what it leads to is not reset.
+fn follows_pointers(instructions: &[Instruction]) -> bool {
+    let mut pointers = Vec::new();
+    for it in instructions {
+        if pointers.contains(&it.memory_base()) {
+            return true;
+        }
+        if it.is_ip_rel_memory_operand() && it.mnemonic() == Mnemonic::Mov {
+            pointers.push(it.op0_register());
+        }
+    }
+    false
+}
+
 /// Tests what a site does, patched and not; returns false if its trampoline has no place.
 fn same_effect(
     puppet: &Puppet,
@@ -288,7 +302,8 @@ fn same_effect(
     let instructions: Vec<Instruction> = decoder.into_iter().collect();
     // The original of a branch to itself is not left, but its copy is.
     let is_endless = instructions[0].near_branch_target() == start.0;
-    if is_endless || !instructions.iter().all(is_repeatable) {
+    let is_repeatable = instructions.iter().all(is_repeatable) && !follows_pointers(&instructions);
+    if is_endless || !is_repeatable {
         return true;
     }
     let elsewhere: Vec<u64> = instructions
@@ -421,6 +436,14 @@ fn test_object(puppet: &Puppet, file: &Path, cases: u32) {
             for site in plan.entry.iter().flatten().take(3) {
                 count(site, &seeds);
             }
+            let prefixed = plan.entry.iter().flatten().find_map(PatchSite::prefixed);
+            let leaning = object.planner.leaning(function.range);
+            let leaning = leaning
+                .iter()
+                .flat_map(|it| it.sites.iter().chain([&it.entry]));
+            for site in prefixed.iter().chain(leaning) {
+                count(site, &seeds);
+            }
             let exits = plan.exits.iter().flat_map(|exits| &exits.sites);
             for site in exits.take(4) {
                 count(site, &seeds);
@@ -462,4 +485,15 @@ fn patched_compiler_has_the_original_effect() {
     let pid = guard.pid();
     let puppet = Puppet::seize(guard, pid);
     test_object(&puppet, &ocamlopt(), 600);
+}
+
+#[test]
+fn patched_wrappers_have_the_original_effect() {
+    for program in fixture_forms("wrappers") {
+        let talker = Talker::start(&program);
+        let pid = talker.pid();
+        settle(pid);
+        let puppet = Puppet::seize(talker, pid);
+        test_object(&puppet, &program, 100);
+    }
 }

@@ -18,7 +18,7 @@ use crate::observe::role::{Role, StackKind};
 use crate::observe::watching::{WatchedWords, Watching};
 #[cfg(test)]
 use crate::patch_plan::code::Code;
-use crate::patch_plan::jump::{Jump, SHORT_LEN};
+use crate::patch_plan::jump::{Jump, PREFIX_LEN, SHORT_LEN};
 use crate::patch_plan::site::PatchSite;
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
 
@@ -31,6 +31,32 @@ pub(super) struct Candidate {
     /// The bytes there; of a punned jump also those that are its last bytes and stay as they are.
     pub(super) code: PatchBytes,
     pub(super) island: Option<Island>,
+}
+
+impl Candidate {
+    /// Returns it with its jump behind the first byte; see [`PatchSite::prefixed`].
+    pub(super) fn prefixed(&self) -> Option<Candidate> {
+        let site = self.site.prefixed()?;
+        let code = PatchBytes::of(&site.displaced()[PREFIX_LEN as usize..]);
+        Some(Candidate {
+            site,
+            len: PATCH_LEN,
+            code,
+            island: None,
+        })
+    }
+
+    pub(super) fn is_prefixed(&self) -> bool {
+        self.site.jump() == Jump::Prefixed
+    }
+}
+
+/// The patches of a function that is timed.
+#[derive(Clone, Debug)]
+pub(super) struct TimedPatches {
+    pub(super) entry: Candidate,
+    /// Of the exits that the patch of the entry does not displace.
+    pub(super) exits: Vec<Candidate>,
 }
 
 /// The patches of a function.
@@ -243,15 +269,37 @@ impl Patching<'_> {
         reported: Option<Watching>,
     ) -> std::result::Result<FunctionPatches, Refusal> {
         let (entry, exits) = self.with_exits(place, |_| {})?;
+        // The jump of an exit of which one byte is written ends with the bytes of what follows it.
+        let is_punned = exits.last().is_some_and(|exit| exit.len == 1);
         let timing = Timing {
             stack,
             is_ocaml,
             reported,
             exits,
+            leans: false,
+            other: is_punned
+                .then(|| self.leaning(place))
+                .flatten()
+                .map(Box::new),
         };
         Ok(FunctionPatches {
             timing: Some(timing),
             ..FunctionPatches::of(entry)
+        })
+    }
+
+    /// Plans the patches of a function that is timed together with the one right behind it; see
+    /// [`PatchPlanner::leaning`].
+    fn leaning(&self, place: &FunctionPlace<'_>) -> Option<TimedPatches> {
+        let range = place.function.function.range();
+        let plan = self.exit_planner?.leaning(range)?;
+        let checked = |site| {
+            self.check(&site).ok()?;
+            candidate(self.planner, site, self.bias)
+        };
+        Some(TimedPatches {
+            entry: checked(plan.entry)?,
+            exits: plan.sites.into_iter().map(checked).collect::<Option<_>>()?,
         })
     }
 
@@ -307,7 +355,7 @@ fn candidate(planner: &EntryPlanner<'_>, site: PatchSite, bias: LoadBias) -> Opt
         return None;
     }
     let (len, island) = match site.jump() {
-        Jump::Near { .. } => (PATCH_LEN, None),
+        Jump::Near { .. } | Jump::Prefixed => (PATCH_LEN, None),
         Jump::Punned { chosen, .. } => (1 + usize::from(chosen), None),
         Jump::Short { island } => (SHORT_LEN as usize, Some(island)),
     };
@@ -320,7 +368,7 @@ fn candidate(planner: &EntryPlanner<'_>, site: PatchSite, bias: LoadBias) -> Opt
         }
     };
     let read = if island.is_some() { len } else { PATCH_LEN };
-    let code = planner.code(site.address(), read);
+    let code = planner.code(site.jump_address(), read);
     let is_whole = code.len() == read;
     let code = PatchBytes::of(code);
     is_whole.then_some(Candidate {

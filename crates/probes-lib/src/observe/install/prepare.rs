@@ -646,7 +646,7 @@ impl PlannedPatches {
         plan: &ObservationPlan,
         arenas: &[Arena],
     ) -> Result<PlannedPatches> {
-        let changed = plan.functions.changed(memory);
+        let changed = plan.functions.left_out(memory);
         let changed = changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
         let is_changed = |planned: &PlannedPoint| match planned.of {
             PointOf::Site(_) => false,
@@ -714,6 +714,7 @@ fn place_all(
         let changed = plan.functions.changed(memory);
         let changed = changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
         plan.refuse(&changed);
+        plan.lean();
         let overlapping = plan.functions.overlapping();
         if !overlapping.is_empty() {
             plan.try_next(&overlapping);

@@ -1,5 +1,6 @@
 //! Removes observations: restores the points, and unmaps the arenas once no thread is in a trampoline.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use crate::observe::installed::{self, find_points, has_observer, refuse_missing,
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::point::{Point, PointKind};
+use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -496,7 +498,7 @@ struct RestorePlan {
     /// How many sites and functions they are of.
     sites: usize,
     discarded: Vec<LiveAddr>,
-    /// From islands, which are padding again, to where they led.
+    /// From islands, and from jumps in the middle of an instruction, which are restored, to where they led.
     moves: Moves,
 }
 
@@ -509,6 +511,7 @@ fn restoring_patches(
 ) -> Result<RestorePlan> {
     let mut restored = RestorePlan::default();
     let mut moves = Vec::new();
+    let (mut near, mut behind) = (Vec::new(), BTreeSet::new());
     for arena in arenas {
         let found = find_points(process, memory, arena)?;
         let tails = read_tails(process.pid(), memory, arena)?;
@@ -532,12 +535,22 @@ fn restoring_patches(
                     vec![patch]
                 }
             }));
-        moves.extend(found.patched.iter().filter_map(|found| {
+        let jumps = found.patched.iter();
+        let jumps = jumps.filter(|found| !arena.points[found.point].is_site());
+        for found in jumps {
+            let led = (found.place.at, arena.trampoline(found.point));
             let is_island = found.place.at != arena.points[found.point].address;
-            let is_jump = arena.points[found.point].wrapper().is_none();
-            (is_island && is_jump).then(|| (found.place.at, arena.trampoline(found.point)))
-        }));
+            if is_island {
+                moves.push(led);
+            } else if found.place.after.first() == Some(&SHORT_JMP) {
+                // The last byte may be an instruction by itself, before a jump that is not at one.
+                behind.insert(found.place.at.plus(SHORT_LEN));
+            } else {
+                near.push(led);
+            }
+        }
     }
+    moves.extend(near.into_iter().filter(|(at, _)| behind.contains(at)));
     restored.patches.sort_unstable_by_key(|patch| patch.at);
     restored.moves = Moves::of(moves);
     Ok(restored)

@@ -8,6 +8,9 @@ use test_support::{Talker, fixture};
 use super::*;
 use crate::address::PAGE;
 use crate::memory::WriteMemory;
+use crate::observe::observation::Observation;
+use crate::select::function::FunctionSelector;
+use crate::target::Target;
 
 const PATIENT: Duration = Duration::from_secs(30);
 
@@ -151,4 +154,34 @@ fn orphaned_calls_in_use_are_kept_and_reported() {
     assert_eq!(cleaned.report, CleanReport::default());
     assert!(!injected.is_mapped() && injected.is_cave_empty());
     injected.talker.hits();
+}
+
+#[test]
+fn thread_before_a_jump_amid_an_instruction_goes_where_it_led() {
+    let talker = Talker::start(&fixture("wrappers.pie"));
+    let target = Target::open_any(talker.pid()).unwrap();
+    let globs = ["wrapper_?", "after_wrappers"];
+    let selectors = globs.map(|glob| FunctionSelector::Glob(glob.parse().unwrap()));
+    let timed = selectors
+        .into_iter()
+        .fold(Observation::new(), Observation::time_functions);
+    let mut observer = target.observe(&timed, Options::default()).unwrap();
+    let process = Process::open(talker.pid()).unwrap();
+    let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
+    let arenas = installed::find(&memory, &read_maps(&process).unwrap());
+    let moves = restoring_patches(&process, &memory, &arenas).unwrap().moves;
+    let trampolines = arenas.iter().flat_map(|arena| {
+        let points = arena.points.iter().enumerate();
+        points.map(|(index, point)| (*point, arena.trampoline(index)))
+    });
+    let mut amid = 0;
+    for (point, trampoline) in trampolines.filter(|(point, _)| !point.is_exit()) {
+        // Functions begin at multiples of 16: the jump of the first one is not behind a byte that another patch has overwritten.
+        let is_amid = point.address.0 % 16 == 1;
+        let expected = is_amid.then_some(trampoline.0);
+        assert_eq!(moves.of_address(point.address.0), expected, "{point:?}");
+        amid += usize::from(is_amid);
+    }
+    assert_eq!(amid, 7);
+    observer.remove().unwrap();
 }
