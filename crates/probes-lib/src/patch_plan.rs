@@ -91,6 +91,8 @@ pub struct ExitPlan {
     pub entry: PatchSite,
     /// Those of the exits that the entry does not displace.
     pub sites: Vec<PatchSite>,
+    /// Whether the last one overwrites the first byte of the function behind this one; see [`PatchPlanner::leaning`].
+    pub overwrites_next: bool,
 }
 
 impl ExitPlan {
@@ -173,9 +175,10 @@ impl PatchPlanner {
         FunctionPlan { entry, exits }
     }
 
-    /// Plans the patches with which a function is timed if the function right behind it is patched with a
-    /// [prefixed](Jump::Prefixed) jump, whose first byte they overwrite. For OCaml 5's wrappers of C functions, which end
-    /// with a call and a return of one byte: the call is displaced. `None` if it is no such function.
+    /// Plans patches with which a function can be timed although the one behind it is patched, too: its return becomes a
+    /// short jump to an island among the instructions that its entry displaces. For OCaml 5's wrappers of C functions:
+    /// the call in them is displaced. If the plan [overwrites](ExitPlan::overwrites_next) the first byte of the function
+    /// behind, that one has to be patched with a [prefixed](Jump::Prefixed) jump. `None` if it is no such function.
     pub fn leaning(&self, function: CodeRange) -> Option<ExitPlan> {
         let body = self.body(function).ok()?;
         let has_parts = !self.swept.parts_of(&body).ok()?.is_empty();
@@ -239,6 +242,7 @@ impl PatchPlanner {
         Ok(ExitPlan {
             entry: exits.entry,
             sites: exits.sites,
+            overwrites_next: false,
         })
     }
 

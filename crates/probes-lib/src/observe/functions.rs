@@ -97,9 +97,10 @@ pub(crate) struct Timing {
     pub(crate) reported: Option<Watching>,
     /// The patches of its exits that the patch of its entry does not displace.
     exits: Vec<Candidate>,
-    /// Whether its last exit overwrites the first byte of the next function: it leans on that one.
+    /// Whether it is patched so that it does not matter that the function behind it is patched, too.
     leans: bool,
-    /// If it can be patched either way, the patches of the other way.
+    /// If it can be patched either way, the patches of the other way; whether the next function's first byte is
+    /// overwritten is said of the way in which it leans.
     other: Option<Box<TimedPatches>>,
 }
 

@@ -217,10 +217,13 @@ impl Exits<'_> {
         }
         let shorts = self.short_with_before(body, index);
         candidates.extend(shorts.into_iter().flatten().filter(fits));
+        // The padding behind the function before may be needed by that one.
+        let end = body.range.end();
         candidates.sort_by_key(|candidate| match candidate.jump {
             Jump::Near { .. } | Jump::Prefixed => 0,
-            Jump::Short { .. } => 1,
-            Jump::Punned { chosen, .. } => 5 - chosen,
+            Jump::Short { island } if island.0 >= end => 1,
+            Jump::Short { .. } => 2,
+            Jump::Punned { chosen, .. } => 6 - chosen,
         });
         candidates.into_iter().next()
     }
@@ -357,49 +360,35 @@ impl Exits<'_> {
     }
 }
 
-/// Plans the patches of a function that is straight code, perhaps a call, and a return of one byte, right behind which
-/// another function begins: OCaml 5's wrappers of C functions. The return and the first byte of the other function,
-/// whose jump has to be [prefixed](Jump::Prefixed), become a short jump back to an island among the displaced
-/// instructions. `entry` is a candidate for the patch of its entry.
+/// Plans the patches of a function that is straight code, perhaps a call, and a return: OCaml 5's wrappers of C functions.
+/// The return becomes a short jump back to an island among the displaced instructions. Its second byte is padding, or
+/// the first byte of the function behind, whose jump has to be [prefixed](Jump::Prefixed). `entry` is a candidate for
+/// the patch of its entry.
 ///
 /// ```text
 /// f   e9 d d d d . . . . e9 d d d d . eb│f8 e9 d d d d   g
 ///                        ▲ the island ▲ ──┘ clc, if g is entered
 /// ```
 pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<ExitPlan> {
-    /// These displacements are instructions that change nothing but the carry flag: `clc`, `stc` and `cmc`.
-    const FLAG_INSTRUCTIONS: [u8; 3] = [0xf8, 0xf9, 0xf5];
     let last = body.instructions.len().checked_sub(1)?;
     let first = body.index_at(entry.address.0)?;
     let (exit, moved) = body.instructions.get(first..)?.split_last()?;
+    let padding = padding::len_at(&swept.code, &swept.targets, exit.next_ip());
+    let is_end = padding > 0 || exit.next_ip() == body.range.end();
     let is_single = exit.code() == Opcode::Retnq && exit.len() == 1;
-    let is_end = exit.next_ip() == body.range.end() && swept.unmovable(exit).is_none();
     let is_near = entry.jump == Jump::Near { padding: 0 } && entry.exits.is_empty();
-    // All is written at once: the jump of the other function, too.
+    // All is written at once: the jump of the function behind, too.
     let end_of_next = exit.next_ip() + PREFIX_LEN + JUMP_LEN;
     let is_on_one_page = entry.address.0 / PAGE == (end_of_next - 1) / PAGE;
-    if !(is_single && is_end && is_near && is_on_one_page) || moved.len() > NEAR {
-        return None;
-    }
-    let (behind, straight) = moved.split_last()?;
-    let is_reached = |it: &Instruction| swept.targets.contains(it.ip());
-    let can_move = moved.iter().all(|it| swept.unmovable(it).is_none())
-        && straight.iter().all(is_straight)
-        && (is_straight(behind) || is_call(behind));
-    let is_entered =
-        moved.iter().skip(1).any(is_reached) || moved.iter().any(|it| swept.targets.are_inside(it));
-    if !can_move || is_entered {
+    let can_be_patched = is_end && is_single && swept.unmovable(exit).is_none();
+    let can_be_entered = is_near && is_on_one_page && can_be_displaced(swept, moved);
+    if !can_be_patched || !can_be_entered {
         return None;
     }
     let start = entry.address.0;
-    let own = start + PREFIX_LEN + JUMP_LEN;
-    let island = FLAG_INSTRUCTIONS
-        .map(|it| (exit.ip() + SHORT_LEN).wrapping_add_signed((it as i8).into()))
-        .into_iter()
-        .find(|it| *it >= own && it + JUMP_LEN <= exit.ip())?;
     let mut exits = Exits::new(swept, entry);
     let jump = Jump::Short {
-        island: FileAddr(island),
+        island: FileAddr(island(start, exit, padding)?),
     };
     exits.sites.push(exits.made(body, last, last, jump));
     exits.entry.displaced = swept.code.bytes(start, exit.ip() - start).to_vec();
@@ -407,5 +396,40 @@ pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<E
     Some(ExitPlan {
         entry: exits.entry,
         sites: exits.sites,
+        overwrites_next: padding == 0,
     })
+}
+
+/// Returns whether these instructions, up to a return, can be displaced together. A return address behind them is where
+/// it was.
+fn can_be_displaced(swept: &Swept, moved: &[Instruction]) -> bool {
+    /// The longest wrappers load ten arguments.
+    const MOST: usize = 16;
+    let Some((behind, straight)) = moved.split_last() else {
+        return false;
+    };
+    let is_entered = moved
+        .iter()
+        .skip(1)
+        .any(|it| swept.targets.contains(it.ip()))
+        || moved.iter().any(|it| swept.targets.are_inside(it));
+    moved.len() <= MOST
+        && !is_entered
+        && moved.iter().all(|it| swept.unmovable(it).is_none())
+        && straight.iter().all(is_straight)
+        && (is_straight(behind) || is_call(behind))
+}
+
+/// Returns where an island can be among instructions that are displaced from `start` up to a return: behind the jump
+/// at the entry, even if that is prefixed.
+fn island(start: u64, exit: &Instruction, padding: u64) -> Option<u64> {
+    /// These displacements are instructions that change nothing but the carry flag: `clc`, `stc` and `cmc`.
+    const FLAG_INSTRUCTIONS: [u8; 3] = [0xf8, 0xf9, 0xf5];
+    let origin = exit.ip() + SHORT_LEN;
+    let is_free = |it: &u64| *it >= start + PREFIX_LEN + JUMP_LEN && it + JUMP_LEN <= exit.ip();
+    if padding > 0 {
+        return exit.ip().checked_sub(JUMP_LEN).filter(is_free);
+    }
+    let reached = FLAG_INSTRUCTIONS.map(|it| origin.wrapping_add_signed((it as i8).into()));
+    reached.into_iter().find(is_free)
 }

@@ -4,7 +4,7 @@ use crate::address::FileAddr;
 use crate::site;
 
 /// Opcode and displacement of a near jump.
-pub(super) const JUMP_LEN: u64 = site::JUMP_LEN as u64;
+pub(crate) const JUMP_LEN: u64 = site::JUMP_LEN as u64;
 
 /// Opcode and displacement of a short jump.
 pub(crate) const SHORT_LEN: u64 = 2;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::fs;
 use std::path::Path;
 
-use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 use nix::libc::{
     MAP_ANONYMOUS, MAP_FIXED_NOREPLACE, MAP_PRIVATE, PROT_EXEC, PROT_READ, PROT_WRITE, SYS_mmap,
     SYS_munmap, c_long, user_fpregs_struct, user_regs_struct,
@@ -268,14 +268,17 @@ fn is_repeatable(instruction: &Instruction) -> bool {
     !is_wide && !unknown.contains(&instruction.mnemonic())
 }
 
-/// Returns whether a pointer that is read from the object's data is followed: what it leads to is not reset.
-fn follows_pointers(instructions: &[Instruction]) -> bool {
+/// Returns whether memory may be changed that is not reset: that of the thread, or where a pointer leads that is read from
+/// the object's data.
+fn changes_other_memory(instructions: &[Instruction]) -> bool {
     let mut pointers = Vec::new();
     for it in instructions {
-        if pointers.contains(&it.memory_base()) {
+        let is_store = it.op_count() > 0 && it.op0_kind() == OpKind::Memory;
+        let is_of_thread = is_store && it.memory_segment() == Register::FS;
+        if is_of_thread || pointers.contains(&it.memory_base()) {
             return true;
         }
-        if it.is_ip_rel_memory_operand() && it.mnemonic() == Mnemonic::Mov {
+        if it.is_ip_rel_memory_operand() && it.mnemonic() == Mnemonic::Mov && !is_store {
             pointers.push(it.op0_register());
         }
     }
@@ -302,7 +305,8 @@ fn same_effect(
     let instructions: Vec<Instruction> = decoder.into_iter().collect();
     // The original of a branch to itself is not left, but its copy is.
     let is_endless = instructions[0].near_branch_target() == start.0;
-    let is_repeatable = instructions.iter().all(is_repeatable) && !follows_pointers(&instructions);
+    let is_repeatable =
+        instructions.iter().all(is_repeatable) && !changes_other_memory(&instructions);
     if is_endless || !is_repeatable {
         return true;
     }

@@ -8,7 +8,7 @@ use test_support::{Talker, fixture_forms};
 use crate::observe::{anonymous_code, options};
 
 fn observe(target: &Target) -> Observer {
-    let globs = ["wrapper_?", "after_wrappers"];
+    let globs = ["wrapper_?", "padded_wrapper", "after_wrappers"];
     let selectors = globs.map(|glob| FunctionSelector::Glob(glob.parse().unwrap()));
     let timed = selectors
         .into_iter()
@@ -40,7 +40,7 @@ fn every_call_of_wrappers_is_timed() {
                 figures(latency)
             });
             let found: Vec<_> = found.collect();
-            assert_eq!(found, [(threads * 2000, [0, 0]); 8], "{threads}");
+            assert_eq!(found, [(threads * 2000, [0, 0]); 9], "{threads}");
             before.assert_same(&Image::of(talker.pid()).text(), "the program");
         }
         talker.ask("call 2 100", "called");

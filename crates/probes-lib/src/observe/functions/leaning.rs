@@ -1,7 +1,8 @@
-//! Functions that lean on the next one: the patch of their only exit, a return of one byte, overwrites the first byte of the
-//! next function, too, whose own jump is behind that byte ([`PatchPlanner::leaning`]). Both are patched together: they are
-//! on one page, which is written at once. The other function does not need the first one: its first byte is a REX
-//! prefix, which does not matter to a jump.
+//! Functions whose only exit, a return, is patched with a jump to an island among their own displaced instructions, because
+//! the function behind them is patched, too ([`PatchPlanner::leaning`]). Where there is no padding, that patch overwrites the first
+//! byte of the next function, whose own jump is behind that byte: the function leans on the next one. Both are patched
+//! together: they are on one page, which is written at once. The next function does not need the first one: its first byte is
+//! a REX prefix, which does not matter to a jump.
 //!
 //! [`PatchPlanner::leaning`]: crate::PatchPlanner::leaning
 
@@ -10,19 +11,19 @@ use std::io;
 use crate::address::FileAddr;
 use crate::error::Refusal;
 use crate::memory::ReadMemory;
-use crate::observe::functions::patches::Candidate;
 use crate::observe::functions::{ObservedFunction, ObservedFunctions};
+use crate::patch_plan::jump::JUMP_LEN;
 
 impl ObservedFunctions {
-    /// Patches functions in another way whose exit would otherwise overlap the entry of the next function: they lean on
-    /// it. Returns whether there are such functions.
+    /// Patches functions in another way whose exit would otherwise overlap the patch of the next function. Returns whether
+    /// there are such functions.
     pub(crate) fn lean(&mut self) -> bool {
         let mut is_changed = false;
         for index in (0..self.functions.len()).rev() {
-            let Some(next) = self.may_lean_on(index) else {
+            let Some((next, overwrites_next)) = self.may_lean_on(index) else {
                 continue;
             };
-            if !self.functions[next].best.is_prefixed() {
+            if overwrites_next && !self.functions[next].best.is_prefixed() {
                 let Some(prefixed) = self.functions[next].best.prefixed() else {
                     continue;
                 };
@@ -34,29 +35,37 @@ impl ObservedFunctions {
         is_changed
     }
 
-    /// Returns the index of the function that one of these does not lean on yet, but may lean on.
-    fn may_lean_on(&self, index: usize) -> Option<usize> {
+    /// Returns the index of a timed function whose patch one of these overlaps and need not, and whether its first byte
+    /// would be overwritten instead.
+    fn may_lean_on(&self, index: usize) -> Option<(usize, bool)> {
         let function = &self.functions[index];
         let timing = function.timing.as_ref().filter(|it| !it.leans)?;
-        let exit = timing.other.as_ref()?.exits.last()?;
-        self.timed_behind(function, exit)
+        let overwrites_next = timing.other.as_ref()?.overwrites_next;
+        let reserved = timing.exits.last()?.site.reserved().next()?;
+        // Right behind the return, or where else the punned jump reaches.
+        let most = if overwrites_next { 1 } else { JUMP_LEN - 1 };
+        let mut behind = reserved.start.0 + 1..reserved.start.0 + 1 + most;
+        let found = behind.find_map(|at| self.timed_at(function, FileAddr(at)))?;
+        Some((found, overwrites_next))
     }
 
-    /// Returns the index of the function that one of these leans on.
+    /// Returns the index of the function on which one of these leans.
     fn leans_on(&self, index: usize) -> Option<usize> {
         let function = &self.functions[index];
-        let timing = function.timing.as_ref().filter(|it| it.leans)?;
-        let next = self.timed_behind(function, timing.exits.last()?)?;
-        (self.functions[next].best.is_prefixed()).then_some(next)
+        let exit = function.timing.as_ref()?.exits.last()?;
+        let end = exit.site.address().0 + exit.site.displaced().len() as u64;
+        let next = self.timed_at(function, FileAddr(end))?;
+        let leans = function.overwrites_next() && self.functions[next].best.is_prefixed();
+        leans.then_some(next)
     }
 
-    /// Returns the index of the function right behind an exit, if it is timed and the patch of its entry begins there.
-    fn timed_behind(&self, function: &ObservedFunction, exit: &Candidate) -> Option<usize> {
-        let end = exit.site.address().0 + exit.site.displaced().len() as u64;
-        let end = function.bias.live(FileAddr(end));
-        let found = self.begins_at(end)?;
+    /// Returns the index of the function that begins at an address of the object of another one, if it is timed and the
+    /// patch of its entry begins there.
+    fn timed_at(&self, function: &ObservedFunction, at: FileAddr) -> Option<usize> {
+        let at = function.bias.live(at);
+        let found = self.begins_at(at)?;
         let next = &self.functions[found];
-        let begins = next.bias.live(next.best.site.address()) == end;
+        let begins = next.bias.live(next.best.site.address()) == at;
         (begins && next.timing.is_some()).then_some(found)
     }
 
@@ -64,7 +73,7 @@ impl ObservedFunctions {
     pub(super) fn lean_no_longer(&mut self) {
         // From the last on: whether another leans on a function may depend on how that is patched.
         for index in (0..self.functions.len()).rev() {
-            if self.functions[index].leans() && self.leans_on(index).is_none() {
+            if self.functions[index].overwrites_next() && self.leans_on(index).is_none() {
                 self.functions[index].swap_patches();
             }
         }
@@ -98,8 +107,11 @@ impl ObservedFunctions {
 }
 
 impl ObservedFunction {
-    fn leans(&self) -> bool {
-        self.timing.as_ref().is_some_and(|timing| timing.leans)
+    /// Whether the patch of its exit overwrites the first byte of the next function.
+    fn overwrites_next(&self) -> bool {
+        let leaning = self.timing.as_ref().filter(|timing| timing.leans);
+        let other = leaning.and_then(|timing| timing.other.as_ref());
+        other.is_some_and(|other| other.overwrites_next)
     }
 
     /// Patches it in the other way, if there is one. Another function may lean on it either way.
@@ -134,10 +146,12 @@ mod tests {
     use crate::process::memory::ProcessMemory;
     use crate::select::function::FunctionSelector;
 
-    /// The functions of fixture `wrappers`, seven wrappers and one more, of which these are timed.
+    /// The functions of fixture `wrappers`, of which these are timed: seven wrappers, one with padding behind it, and one
+    /// that is no wrapper.
     fn timed(pid: i32, range: Range<usize>) -> ObservedFunctions {
         let names = (0..7).map(|it| format!("wrapper_{it}"));
-        let names: Vec<String> = names.chain(["after_wrappers".to_owned()]).collect();
+        let others = ["padded_wrapper", "after_wrappers"].map(str::to_owned);
+        let names: Vec<String> = names.chain(others).collect();
         let timed = names[range].iter().fold(Observation::new(), |timed, name| {
             timed.time_functions(FunctionSelector::Glob(name.parse().unwrap()))
         });
@@ -146,7 +160,7 @@ mod tests {
 
     fn leaning(functions: &ObservedFunctions) -> Vec<bool> {
         let functions = functions.functions.iter();
-        functions.map(ObservedFunction::leans).collect()
+        functions.map(|it| it.timing().unwrap().leans).collect()
     }
 
     fn prefixed(functions: &ObservedFunctions) -> Vec<bool> {
@@ -158,17 +172,19 @@ mod tests {
     fn functions_lean_on_the_next() {
         let [file, _] = fixture_forms("wrappers");
         let target = Talker::start(&file);
-        let mut all = timed(target.pid(), 0..8);
-        assert!(!all.overlapping().is_empty() && prefixed(&all) == [false; 8]);
+        let mut all = timed(target.pid(), 0..9);
+        assert!(!all.overlapping().is_empty() && prefixed(&all) == [false; 9]);
         assert!(all.lean());
-        assert_eq!(leaning(&all), [[true; 7].as_slice(), &[false]].concat());
-        assert_eq!(prefixed(&all), [[false].as_slice(), &[true; 7]].concat());
+        assert_eq!(leaning(&all), [[true; 8].as_slice(), &[false]].concat());
+        // What is behind padding is spared.
+        let expected = [[false].as_slice(), &[true; 7], &[false]].concat();
+        assert_eq!(prefixed(&all), expected);
         assert_eq!(all.overlapping(), []);
         // Nothing is left to do.
         assert!(!all.lean());
         let places = all.functions.iter().flat_map(ObservedFunction::points);
         let (entries, exits): (Vec<_>, Vec<_>) = places.partition(|(part, _)| *part == 0);
-        for ((_, exit), (_, next)) in exits.iter().zip(&entries[1..]) {
+        for ((_, exit), (_, next)) in exits.iter().zip(&entries[1..8]) {
             // The short jump ends where the next one begins.
             assert_eq!(exit.address.0 + 2, next.address.0);
             assert!(all.name_at(next.address).is_some());
@@ -177,16 +193,20 @@ mod tests {
         let mut some = timed(target.pid(), 0..3);
         assert!(some.lean());
         assert_eq!(leaning(&some), [true, true, false]);
+        let mut last = timed(target.pid(), 7..9);
+        assert!(last.lean() && last.overlapping().is_empty());
+        last.refuse(&[(1, Refusal::ChangedCode)]);
+        assert_eq!(leaning(&last), [true]);
     }
 
     #[test]
     fn refused_functions_are_not_leant_on() {
         let [file, _] = fixture_forms("wrappers");
         let target = Talker::start(&file);
-        let mut all = timed(target.pid(), 0..8);
+        let mut all = timed(target.pid(), 0..9);
         all.lean();
         all.refuse(&[(4, Refusal::ChangedCode)]);
-        let expected = [true, true, true, false, true, true, false];
+        let expected = [true, true, true, false, true, true, true, false];
         assert_eq!(leaning(&all), expected);
         let jumps = all.functions[3].patches().map(|it| it.site.jump());
         let jumps: Vec<Jump> = jumps.collect();
@@ -198,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn changed_functions_leave_out_those_that_lean_on_them() {
+    fn functions_leaning_on_changed_ones_are_left_out() {
         let [file, _] = fixture_forms("wrappers");
         let target = Talker::start(&file);
         let process = Process::open(target.pid()).unwrap();
         let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
-        let mut all = timed(target.pid(), 0..8);
+        let mut all = timed(target.pid(), 0..9);
         all.lean();
         assert_eq!(all.left_out(&memory).unwrap(), []);
         let third = all.functions[3].wanted.address;

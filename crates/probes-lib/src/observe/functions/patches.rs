@@ -57,6 +57,8 @@ pub(super) struct TimedPatches {
     pub(super) entry: Candidate,
     /// Of the exits that the patch of the entry does not displace.
     pub(super) exits: Vec<Candidate>,
+    /// See [`ExitPlan::overwrites_next`](crate::ExitPlan::overwrites_next).
+    pub(super) overwrites_next: bool,
 }
 
 /// The patches of a function.
@@ -268,9 +270,17 @@ impl Patching<'_> {
         is_ocaml: bool,
         reported: Option<Watching>,
     ) -> std::result::Result<FunctionPatches, Refusal> {
-        let (entry, exits) = self.with_exits(place, |_| {})?;
-        // The jump of an exit of which one byte is written ends with the bytes of what follows it.
-        let is_punned = exits.last().is_some_and(|exit| exit.len == 1);
+        let (entry, exits) = match self.with_exits(place, |_| {}) {
+            Ok(planned) => planned,
+            Err(why) => {
+                let alone = self.leaning(place).filter(|it| !it.overwrites_next);
+                let TimedPatches { entry, exits, .. } = alone.ok_or(why)?;
+                (entry, exits)
+            }
+        };
+        // A punned jump ends with the bytes of what follows it.
+        let is_punned = |exit: &Candidate| matches!(exit.site.jump(), Jump::Punned { .. });
+        let is_punned = exits.last().is_some_and(is_punned);
         let timing = Timing {
             stack,
             is_ocaml,
@@ -300,6 +310,7 @@ impl Patching<'_> {
         Some(TimedPatches {
             entry: checked(plan.entry)?,
             exits: plan.sites.into_iter().map(checked).collect::<Option<_>>()?,
+            overwrites_next: plan.overwrites_next,
         })
     }
 

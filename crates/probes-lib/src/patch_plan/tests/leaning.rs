@@ -19,10 +19,11 @@ fn changed(change: impl Fn(&mut Vec<u8>)) -> Vec<u8> {
 }
 
 #[test]
-fn return_becomes_a_jump_to_an_island_among_displaced_code() {
+fn return_becomes_jump_to_island_among_displaced_code() {
     let plan = leaning(&[WRAPPER, WRAPPER]).unwrap();
     assert_eq!(plan.entry.displaced(), &WRAPPER[..RETURN as usize]);
     assert!(plan.entry.moves_call() && plan.entry.exits().is_empty());
+    assert!(plan.overwrites_next);
     let [exit] = &plan.sites[..] else {
         panic!("{plan:?}");
     };
@@ -41,6 +42,25 @@ fn return_becomes_a_jump_to_an_island_among_displaced_code() {
     assert_eq!((to_trampoline.len(), *at), (5, LiveAddr(AT + RETURN)));
     // The second byte is `clc` for those who enter the next function.
     assert_eq!(short, b"\xeb\xf8");
+}
+
+#[test]
+fn padding_spares_the_next_function() {
+    let padded = [WRAPPER, NOPS].concat();
+    let plan = leaning(&[&padded, WRAPPER]).unwrap();
+    assert!(!plan.overwrites_next);
+    let island = FileAddr(AT + RETURN - 5);
+    assert_eq!(plan.sites[0].jump(), Jump::Short { island });
+    let reserved = FileAddr(AT + RETURN)..FileAddr(AT + RETURN + 2);
+    assert!(plan.sites[0].reserved().any(|it| it == reserved));
+    // Without room behind a prefixed jump.
+    let padded = [
+        &b"\x48\x8d\x44\x00\x07\x48\x89\xc3\x48\x89\xc3\xc3"[..],
+        NOPS,
+    ];
+    assert!(leaning(&[&padded.concat(), WRAPPER]).is_some());
+    let padded = [&b"\x48\x8d\x44\x00\x07\x48\x89\xc3\xc3"[..], NOPS];
+    assert_eq!(leaning(&[&padded.concat(), WRAPPER]), None);
 }
 
 #[test]
@@ -90,7 +110,7 @@ fn only_straight_code_leans() {
         // Something behind the return, too short, too many.
         [WRAPPER, b"\x90"].concat(),
         b"\x48\x8d\x44\x00\x07\x48\x89\xc3\x90\xc3".to_vec(),
-        [&[0x90; 12], WRAPPER].concat(),
+        [&[0x90; 15], WRAPPER].concat(),
     ] {
         assert_eq!(leaning(&[&other, WRAPPER]), None, "{other:x?}");
     }
@@ -108,7 +128,7 @@ fn code_that_is_entered_elsewhere_does_not_lean() {
 }
 
 #[test]
-fn leaning_functions_are_on_one_page_with_the_next_jump() {
+fn leaning_functions_share_a_page_with_the_next() {
     let leans_at = |start: u64| {
         let mut code = Code::default();
         code.add(FileAddr(start), [WRAPPER, WRAPPER].concat(), true);
