@@ -102,3 +102,24 @@ fn static_programs_of_a_chroot_are_started_outside() {
         assert!(answer.ends_with(end), "{answer}");
     }
 }
+
+// promise: Functions: At least 98 % of the OCaml functions of a position-independent program of OCaml 5 are timed together, and 95 % of
+//    one at a fixed address (2 × 2 programs)
+#[test]
+fn nearly_all_functions_are_timed_together() {
+    for name in ["handlers", "service"] {
+        for (file, least) in program_forms(name).iter().zip([98, 95]) {
+            let program = ChrootProgram::start(Isolation::Chroot, file, &[]);
+            let pid = program.pid;
+            let timed = run(&format!("latency -json -pid {pid} -fn [A-Z]* -for 100ms")).json();
+            let refused = timed["refused"].as_array().unwrap().len() as u64;
+            let timed = timed["functions_timed"].as_u64().unwrap();
+            assert!(
+                100 * timed >= least * (timed + refused),
+                "{}: {timed}, {refused} refused",
+                file.display()
+            );
+            drop(program);
+        }
+    }
+}
