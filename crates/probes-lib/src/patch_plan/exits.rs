@@ -382,7 +382,7 @@ pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<E
     let is_on_one_page = entry.address.0 / PAGE == (end_of_next - 1) / PAGE;
     let can_be_patched = is_end && is_single && swept.unmovable(exit).is_none();
     let can_be_entered = is_near && is_on_one_page && can_be_displaced(swept, moved);
-    if !can_be_patched || !can_be_entered {
+    if !can_be_patched || !can_be_entered || leaves_to_handler(body, last) {
         return None;
     }
     let start = entry.address.0;

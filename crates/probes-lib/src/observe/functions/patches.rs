@@ -301,6 +301,9 @@ impl Patching<'_> {
     /// Plans the patches of a function that is timed together with the one right behind it; see
     /// [`PatchPlanner::leaning`].
     fn leaning(&self, place: &FunctionPlace<'_>) -> Option<TimedPatches> {
+        if place.offset > 0 {
+            return None;
+        }
         let range = place.function.function.range();
         let plan = self.exit_planner?.leaning(range)?;
         let checked = |site| {
