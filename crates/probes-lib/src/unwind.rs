@@ -192,6 +192,12 @@ impl Unwinder {
         row.ok_or(StackEnd::NoUnwindInfo(within))
     }
 
+    /// Returns the function that has code at an address.
+    fn function_at(&mut self, address: u64) -> Option<Range<u64>> {
+        let row = self.row(LiveAddr(address)).ok()?;
+        Some(self.object(address)?.live(&row.function))
+    }
+
     /// Returns whether a frame has called the function of another by a direct call.
     pub(crate) fn is_call_of(
         &mut self,
@@ -199,20 +205,14 @@ impl Unwinder {
         caller: RawFrame,
         memory: &mut impl StackMemory,
     ) -> bool {
-        let (Ok(row), Some(object)) = (self.row(callee.within), self.object(callee.within.0))
-        else {
-            return false;
-        };
-        let function = object.live(&row.function);
-        guess::follows_call(caller.address.0, Some(&function), memory)
+        let function = self.function_at(callee.within.0);
+        function.is_some_and(|it| guess::follows_call(caller.address.0, Some(&it), memory))
     }
 
     /// Returns whether two addresses are in the code of one function.
     fn is_one_function(&mut self, one: LiveAddr, other: LiveAddr) -> bool {
-        let (Ok(row), Some(object)) = (self.row(one), self.object(one.0)) else {
-            return false;
-        };
-        object.live(&row.function).contains(&other.0)
+        let function = self.function_at(one.0);
+        function.is_some_and(|it| it.contains(&other.0))
     }
 
     /// Returns the frames of the stack of a thread that has these registers.

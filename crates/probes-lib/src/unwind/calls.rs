@@ -74,12 +74,6 @@ impl Unwinder {
         }
     }
 
-    /// Returns the function that has code at an address.
-    fn function_at(&mut self, address: u64) -> Option<Range<u64>> {
-        let row = self.row(LiveAddr(address)).ok()?;
-        Some(self.object(address)?.live(&row.function))
-    }
-
     fn jumps_out(&mut self, function: &Range<u64>, memory: &mut impl StackMemory) -> JumpsOut {
         if let Some(known) = self.jumps_out.get(&function.start) {
             return known.clone();
