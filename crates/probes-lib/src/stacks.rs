@@ -59,7 +59,7 @@ const NO_SYSTEM_CALL: u64 = u64::MAX;
 const MAX_READS: u32 = 1 << 12;
 
 /// So many words of the outermost frames that were copied have to be the same when the rest is read.
-const MAX_CHECKED: usize = 4;
+const MAX_CHECKED: usize = 2;
 
 /// How long stopping the threads may take.
 const STOP_LIMIT: Duration = Duration::from_millis(500);

@@ -87,23 +87,20 @@ fn times_larger_than_memory_are_an_error() {
     let pid = target.pid();
     let pairs = "-pair start,stop -pair stop,start -pair start,start -pair stop,stop";
     let line = format!("latency {pairs} -for 60s -pid {pid}");
-    let tool = observing_by(&mut limited("--data=12582912", &line), 1);
-    // Five megabytes each, if a thousand threads have slots.
-    target.ask("pairs 1500 1", "pairs");
-    let failed = tool.until_end();
-    assert_eq!(failed.code, Some(1), "{}", failed.stderr);
-    assert!(
-        failed.stderr.contains("cannot read observation data"),
-        "{}",
-        failed.stderr
-    );
-    assert!(
-        failed.stderr.contains(": Out of memory"),
-        "{}",
-        failed.stderr
-    );
-    target.hits();
-    // What stays mapped, the next one unmaps.
-    run(&format!("count -for 1ms -pid {pid}")).answer();
-    assert!(!is_observed(pid));
+    // It is read piece by piece: each limit leaves less behind another one.
+    for megabytes in [10, 11, 12, 13] {
+        let limit = format!("--data={megabytes}000000");
+        let tool = observing_by(&mut limited(&limit, &line), 1);
+        // Five megabytes each, if a thousand threads have slots.
+        target.ask("pairs 1500 1", "pairs");
+        let failed = tool.until_end();
+        assert_eq!(failed.code, Some(1), "{limit}: {}", failed.stderr);
+        for part in ["cannot read observation data", ": Out of memory"] {
+            assert!(failed.stderr.contains(part), "{limit}: {}", failed.stderr);
+        }
+        target.hits();
+        // What stays mapped, the next one unmaps.
+        run(&format!("count -for 1ms -pid {pid}")).answer();
+        assert!(!is_observed(pid));
+    }
 }

@@ -1,7 +1,9 @@
 //! [`DataSource`]: where recorded data are read: in the memory of the process or, if the program was
 //! launched to be observed, in a file that it shares with us. The file outlives the process.
 
+use std::collections::TryReserveError;
 use std::fs::File;
+use std::hint::black_box;
 use std::io::{self, IoSliceMut};
 use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
@@ -17,6 +19,9 @@ use crate::inject::injected_call::InjectedCall;
 use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::{MAX_IOVECS, ProcessMemory};
+
+/// How much memory has to be left when as much or more is read: where nothing is left for a small allocation, Rust aborts.
+const MARGIN: usize = 1 << 20;
 
 /// Where recorded data are read.
 pub(crate) enum DataSource<'d> {
@@ -110,7 +115,7 @@ pub(crate) fn read_pieces(
     let lens = places.iter().map(|(_, len)| *len as usize);
     let len = lens.clone().fold(0, usize::saturating_add);
     let mut data = Vec::new();
-    let read = match data.try_reserve_exact(len) {
+    let read = match reserve_exact(&mut data, len) {
         Ok(()) => {
             data.resize(len, 0);
             let mut rest = &mut data[..];
@@ -129,6 +134,18 @@ pub(crate) fn read_pieces(
     };
     read.map_err(|(at, source)| Error::of_read(pid, MemoryPart::ObservationData, at, source))?;
     Ok(data)
+}
+
+/// Reserves memory for recorded data, if [`MARGIN`] is left behind large ones.
+fn reserve_exact(data: &mut Vec<u8>, len: usize) -> std::result::Result<(), TryReserveError> {
+    let mut margin: Vec<u8> = Vec::new();
+    if len >= MARGIN {
+        margin.try_reserve_exact(MARGIN)?;
+    }
+    data.try_reserve_exact(len)?;
+    // Otherwise the allocation, which nothing uses, is optimized away.
+    black_box(&margin);
+    Ok(())
 }
 
 /// The same, from places that are given as offsets from an address.
