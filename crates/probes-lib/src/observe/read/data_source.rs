@@ -20,8 +20,12 @@ use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::{MAX_IOVECS, ProcessMemory};
 
-/// How much memory has to be left when as much or more is read: where nothing is left for a small allocation, Rust aborts.
-const MARGIN: usize = 1 << 20;
+/// How much memory has to be left when much is read: the stack of a thread that undoes the observation, and what it usually
+/// allocates. Where nothing is left for a small allocation, Rust aborts.
+const MARGIN: usize = 3 << 20;
+
+/// What is much.
+const LARGE: usize = 64 << 10;
 
 /// Where recorded data are read.
 pub(crate) enum DataSource<'d> {
@@ -136,10 +140,10 @@ pub(crate) fn read_pieces(
     Ok(data)
 }
 
-/// Reserves memory for recorded data, if [`MARGIN`] is left behind large ones.
+/// Reserves memory for recorded data, if [`MARGIN`] is left beside large ones.
 fn reserve_exact(data: &mut Vec<u8>, len: usize) -> std::result::Result<(), TryReserveError> {
     let mut margin: Vec<u8> = Vec::new();
-    if len >= MARGIN {
+    if len >= LARGE {
         margin.try_reserve_exact(MARGIN)?;
     }
     data.try_reserve_exact(len)?;
