@@ -12,10 +12,11 @@
 //! The calls of a thread are on its track. Those of a fiber of OCaml 5 are on a lane below the thread in which the
 //! outermost one began: a fiber may be suspended while its thread goes on, and then be resumed in another one.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 use std::mem::take;
 
+use foldhash::{HashMap, HashMapExt};
 use probes_lib::{
     CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, RecordedWait, RingEntry,
     RuntimeEventKind, Selector,

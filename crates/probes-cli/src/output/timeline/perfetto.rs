@@ -31,16 +31,26 @@ const PROCESS_TRACK: u64 = 1 << 32;
 /// The number of the field `packet` of a `Trace`.
 const PACKET: u32 = 1;
 
+/// A `TracePacket` with a track event: most are, and so it is small.
 #[derive(Clone, PartialEq, Message)]
-struct TracePacket {
-    #[prost(message, optional, tag = "6")]
-    clock_snapshot: Option<ClockSnapshot>,
+struct EventPacket {
     #[prost(uint64, optional, tag = "8")]
     timestamp: Option<u64>,
     #[prost(uint32, optional, tag = "10")]
     trusted_packet_sequence_id: Option<u32>,
     #[prost(message, optional, tag = "11")]
     track_event: Option<PacketEvent>,
+    #[prost(uint32, optional, tag = "13")]
+    sequence_flags: Option<u32>,
+}
+
+/// Any other `TracePacket`.
+#[derive(Clone, PartialEq, Message)]
+struct TracePacket {
+    #[prost(message, optional, tag = "6")]
+    clock_snapshot: Option<ClockSnapshot>,
+    #[prost(uint32, optional, tag = "10")]
+    trusted_packet_sequence_id: Option<u32>,
     #[prost(message, optional, tag = "12")]
     interned_data: Option<InternedData>,
     #[prost(uint32, optional, tag = "13")]
@@ -49,6 +59,16 @@ struct TracePacket {
     trace_packet_defaults: Option<TracePacketDefaults>,
     #[prost(message, optional, tag = "60")]
     track_descriptor: Option<TrackDescriptor>,
+}
+
+impl TracePacket {
+    /// With nothing but its sequence.
+    fn of_sequence() -> TracePacket {
+        TracePacket {
+            trusted_packet_sequence_id: Some(SEQUENCE),
+            ..TracePacket::default()
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -166,12 +186,8 @@ fn uuid(track: TrackId) -> u64 {
 }
 
 /// Writes a packet. A file is one `Trace`, and each packet a field of it, so packets can be written one by one.
-fn write(packet: TracePacket, to: &mut Vec<u8>) {
-    let packet = TracePacket {
-        trusted_packet_sequence_id: Some(SEQUENCE),
-        ..packet
-    };
-    prost::encoding::message::encode(PACKET, &packet, to);
+fn write(packet: &impl Message, to: &mut Vec<u8>) {
+    prost::encoding::message::encode(PACKET, packet, to);
 }
 
 impl Encoder for Perfetto {
@@ -187,7 +203,7 @@ impl Encoder for Perfetto {
             timestamp: Some(time),
         });
         write(
-            TracePacket {
+            &TracePacket {
                 clock_snapshot: Some(ClockSnapshot {
                     clocks: clocks.to_vec(),
                     primary_trace_clock: Some(MONOTONIC),
@@ -196,7 +212,7 @@ impl Encoder for Perfetto {
                 trace_packet_defaults: Some(TracePacketDefaults {
                     timestamp_clock_id: Some(MONOTONIC),
                 }),
-                ..TracePacket::default()
+                ..TracePacket::of_sequence()
             },
             to,
         );
@@ -232,9 +248,9 @@ impl Encoder for Perfetto {
         let track_descriptor = Some(descriptor);
         let packet = TracePacket {
             track_descriptor,
-            ..TracePacket::default()
+            ..TracePacket::of_sequence()
         };
-        write(packet, to);
+        write(&packet, to);
     }
 
     fn name(&mut self, id: NameId, name: &str, to: &mut Vec<u8>) {
@@ -247,9 +263,9 @@ impl Encoder for Perfetto {
                 event_names: vec![name],
             }),
             sequence_flags: Some(NEEDS_INCREMENTAL_STATE),
-            ..TracePacket::default()
+            ..TracePacket::of_sequence()
         };
-        write(packet, to);
+        write(&packet, to);
     }
 
     fn event(&mut self, event: &TrackEvent, to: &mut Vec<u8>) {
@@ -270,8 +286,9 @@ impl Encoder for Perfetto {
                 name: Some(argument.key.to_string()),
             }
         });
-        let packet = TracePacket {
+        let packet = EventPacket {
             timestamp: Some(event.time),
+            trusted_packet_sequence_id: Some(SEQUENCE),
             track_event: Some(PacketEvent {
                 debug_annotations: annotations.collect(),
                 r#type: Some(kind),
@@ -280,8 +297,7 @@ impl Encoder for Perfetto {
                 counter_value: value,
             }),
             sequence_flags: Some(NEEDS_INCREMENTAL_STATE),
-            ..TracePacket::default()
         };
-        write(packet, to);
+        write(&packet, to);
     }
 }

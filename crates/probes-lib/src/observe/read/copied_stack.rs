@@ -24,7 +24,8 @@ const RECORDED: [(usize, u64); 7] = [
 /// [`HitStack`](crate::HitStack) has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopiedStack {
-    registers: FrameRegisters,
+    /// In a place of their own, so that events are small.
+    registers: Box<FrameRegisters>,
     /// What is copied: an address, and the bytes there.
     parts: Vec<(u64, Vec<u8>)>,
 }
@@ -53,21 +54,24 @@ impl CopiedStack {
         for (register, offset) in RECORDED {
             registers.set(register, Some(word(record, offset)));
         }
-        Some(CopiedStack { registers, parts })
+        Some(CopiedStack {
+            registers: Box::new(registers),
+            parts,
+        })
     }
 
     /// The registers of a thread, and the bytes from its stack pointer on.
     pub(crate) fn of_thread(registers: FrameRegisters, stack: &[u8]) -> CopiedStack {
         let top = registers.get(registers::RSP);
         CopiedStack {
-            registers,
+            registers: Box::new(registers),
             parts: top.map(|top| (top, stack.to_vec())).into_iter().collect(),
         }
     }
 
     /// The registers at the hit.
     pub(crate) fn registers(&self) -> FrameRegisters {
-        self.registers
+        *self.registers
     }
 
     /// Returns whether this is the word that was last popped.

@@ -58,7 +58,9 @@ impl ReadMemory for DataSource<'_> {
         pieces: &mut [(LiveAddr, &mut [u8])],
     ) -> Result<(), (LiveAddr, io::Error)> {
         let are_read = match self {
-            DataSource::Process(data) if pieces.len() > 1 => data.read_at_once(pieces),
+            DataSource::Process(data) if pieces.len() > 1 || is_large(pieces) => {
+                data.read_at_once(pieces)
+            }
             DataSource::Process(_) | DataSource::Shared(_) => false,
         };
         if are_read {
@@ -94,6 +96,11 @@ impl ProcessData<'_> {
             is_whole && u64::from_le_bytes(id) == arena.id
         })
     }
+}
+
+/// Whether it takes long to copy these from a file in /proc: the kernel copies them twice.
+fn is_large(pieces: &[(LiveAddr, &mut [u8])]) -> bool {
+    pieces.iter().any(|(_, bytes)| bytes.len() >= LARGE)
 }
 
 /// Returns `len` bytes of recorded data, from an address of the process.

@@ -97,9 +97,15 @@ pub struct Event {
     /// Its stack, if it was copied ([`Observation::with_stacks`](crate::Observation::with_stacks)). At a return, it is
     /// that of the entry: the frames of the callers are the same.
     pub stack: Option<CopiedStack>,
+    within: Arc<Watched>,
+    of: EventOf,
+}
+
+/// What the points of events are in.
+#[derive(Debug)]
+struct Watched {
     program: Arc<Program>,
     functions: Arc<ObservedFunctions>,
-    of: EventOf,
 }
 
 /// What kind of hit an event is.
@@ -159,8 +165,8 @@ impl Event {
     /// Returns the name of its probe, or of its function as in the source; of a function without a name, its address.
     pub fn name(&self) -> &str {
         match self.of {
-            EventOf::Site { probe, .. } => self.program.by_id(probe).name(),
-            EventOf::Function(index) => &self.functions.functions[index].wanted.name,
+            EventOf::Site { probe, .. } => self.within.program.by_id(probe).name(),
+            EventOf::Function(index) => &self.within.functions.functions[index].wanted.name,
         }
     }
 
@@ -177,15 +183,15 @@ impl Event {
     /// Returns the index of that object in [`Target::objects`](crate::Target::objects).
     pub fn object_index(&self) -> Option<usize> {
         let object = self.object()?;
-        let mut objects = self.program.objects().iter();
+        let mut objects = self.within.program.objects().iter();
         objects.position(|one| std::ptr::eq(one, object))
     }
 
     /// Returns the path of the file that its site or function is in.
     pub fn path(&self) -> &Path {
         match self.of {
-            EventOf::Site { site, .. } => self.program.site(site).object.path(),
-            EventOf::Function(index) => &self.functions.functions[index].wanted.object,
+            EventOf::Site { site, .. } => self.within.program.site(site).object.path(),
+            EventOf::Function(index) => &self.within.functions.functions[index].wanted.object,
         }
     }
 
@@ -193,14 +199,14 @@ impl Event {
     /// observed.
     pub fn address(&self) -> LiveAddr {
         match self.of {
-            EventOf::Site { site, .. } => self.program.site(site).address(),
-            EventOf::Function(index) => self.functions.functions[index].wanted.address,
+            EventOf::Site { site, .. } => self.within.program.site(site).address(),
+            EventOf::Function(index) => self.within.functions.functions[index].wanted.address,
         }
     }
 
     fn live_site(&self) -> Option<LiveSite<'_>> {
         match self.of {
-            EventOf::Site { site, .. } => Some(self.program.site(site)),
+            EventOf::Site { site, .. } => Some(self.within.program.site(site)),
             EventOf::Function(_) => None,
         }
     }
@@ -234,13 +240,12 @@ const MAX_KINDS: usize = 1024;
 /// Makes events of records.
 #[derive(Debug)]
 pub(crate) struct EventReader {
-    program: Arc<Program>,
-    functions: Arc<ObservedFunctions>,
+    within: Arc<Watched>,
     layout: SharedLayout,
     rings: Rings,
     thread_ids: ThreadIds,
-    /// The points that are watched, by index in the plan.
-    points: HashMap<usize, WatchedPoint>,
+    /// Of each point of the plan, how it is watched.
+    points: Vec<Option<WatchedPoint>>,
     /// The kinds of custom blocks, by the address of their operations.
     kinds: HashMap<u64, CustomKind>,
     /// The ids of threads in our pid namespace, by their ids in the namespace of the process;
@@ -403,8 +408,10 @@ impl EventReader {
     ) -> EventReader {
         EventReader {
             points: watched_points(plan),
-            program: plan.program.clone(),
-            functions: plan.functions.clone(),
+            within: Arc::new(Watched {
+                program: plan.program.clone(),
+                functions: plan.functions.clone(),
+            }),
             layout: plan.shared,
             rings: Rings::at(shared, plan.shared),
             thread_ids,
@@ -465,8 +472,9 @@ impl EventReader {
         };
         let untyped = self.untyped.as_mut();
         let untyped = untyped.map(|it| or_later(it.read(process.pid(), source)));
+        let len = self.layout.record_len.max(1) as usize;
         let mut events = Events {
-            events: Vec::new(),
+            events: Vec::with_capacity(records.bytes.len() / len),
             dropped: records.dropped,
             skipped: or_later(self.skipped.read(process.pid(), source))?,
             untyped: untyped.transpose()?,
@@ -474,7 +482,6 @@ impl EventReader {
         };
         let lost = or_later(self.lost.read(process.pid(), source))?;
         events.dropped = events.dropped.saturating_add(lost);
-        let len = self.layout.record_len.max(1) as usize;
         for record in records.bytes.chunks_exact(len) {
             let point = (word(record, record::TID) >> 32) as u32;
             if point & record::SLOW != 0 {
@@ -495,6 +502,7 @@ impl EventReader {
     }
 
     /// Returns the event of a record; `None` if it is not one that a trampoline writes.
+    #[inline]
     fn event(
         &mut self,
         process: &Process,
@@ -505,7 +513,7 @@ impl EventReader {
         let ids = word(record, record::TID);
         let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
         let ends = record::RETURN | record::JUMP;
-        let watched = self.points.get(&((point & !ends) as usize))?;
+        let watched = self.points.get((point & !ends) as usize)?.as_ref()?;
         let (kind, shapes) = match point & ends {
             0 => (EventKind::Hit, &watched.arguments[..]),
             record::RETURN => (EventKind::Return, watched.result.as_slice()),
@@ -538,6 +546,7 @@ impl EventReader {
     }
 
     /// Returns the event of a record, whose kind, arguments and thread are known.
+    #[inline]
     fn hit(
         &mut self,
         process: &Process,
@@ -558,8 +567,7 @@ impl EventReader {
             frame: None,
             thread: self.thread(process, tid),
             stack: None,
-            program: self.program.clone(),
-            functions: self.functions.clone(),
+            within: self.within.clone(),
             of,
         }
     }
@@ -650,8 +658,8 @@ fn is_filtered(planned: &PlannedPoint) -> bool {
     planned.role.chooses_records()
 }
 
-/// Returns the points of a plan that are watched, or where slow pairs are recorded, by index.
-fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
+/// Returns how each point of a plan is watched; `None` if it is not, and no slow pairs are recorded there.
+fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>> {
     let watched = |(index, planned): (usize, &PlannedPoint)| {
         let role = &planned.role;
         role.watched.as_ref().or(role.reported.as_ref())?;
@@ -659,7 +667,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
     };
     let planned = plan.points.iter().enumerate();
     let index_of: HashMap<usize, usize> = planned.filter_map(watched).collect();
-    let mut points = HashMap::with_capacity(index_of.len());
+    let mut points: Vec<Option<WatchedPoint>> = plan.points.iter().map(|_| None).collect();
     for (index, planned) in plan.points.iter().enumerate() {
         let role = &planned.role;
         let recorded = role.watched.as_ref().or(role.reported.as_ref());
@@ -688,7 +696,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                 .map(|format| shape((&ArgumentSource::RESULT, format))),
             has_frames: watched.function.is_some_and(|it| it.exits_on.is_some()),
         };
-        points.insert(index, watched);
+        points[index] = Some(watched);
     }
     for probe in plan.program.probes() {
         for site in probe.sites() {
@@ -721,7 +729,7 @@ fn watched_points(plan: &ObservationPlan) -> HashMap<usize, WatchedPoint> {
                 has_frames: false,
                 arguments: shapes.collect(),
             };
-            points.insert(index, watched);
+            points[index] = Some(watched);
         }
     }
     points
@@ -1080,7 +1088,7 @@ mod tests {
             let watched = plan.points[0].role.watched.as_mut().unwrap();
             watched.function.as_mut().unwrap().is_ocaml = is_ocaml;
             watched.formats = formats.to_vec();
-            watched_points(&plan)[&0].arguments[0].is_c
+            watched_points(&plan)[0].as_ref().unwrap().arguments[0].is_c
         };
         assert!(is_c(false, &[]) && !is_c(true, &[]));
         // What has a format is a number or a pointer, whatever passes it.

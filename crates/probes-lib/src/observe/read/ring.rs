@@ -115,11 +115,18 @@ impl Rings {
         // of these.
         let numbers = numbers(first + gone, end);
         let candidates = bytes.chunks_exact(len).zip(numbers).zip(was_complete);
-        for ((record, number), was_complete) in candidates {
-            if *was_complete && is_complete(&(record, number)) {
-                records.bytes.extend(record);
+        let stayed =
+            |(one, was_complete): ((&[u8], u64), &bool)| *was_complete && is_complete(&one);
+        let stayed: Vec<bool> = candidates.map(stayed).collect();
+        // Long runs are copied at once.
+        let mut rest = &bytes[..];
+        for run in stayed.chunk_by(|one, next| one == next) {
+            let (these, behind) = rest.split_at(run.len() * len);
+            rest = behind;
+            if run[0] {
+                records.bytes.extend_from_slice(these);
             } else {
-                records.drop_records(1);
+                records.drop_records(run.len() as u64);
             }
         }
         first = first.max(oldest);
@@ -175,10 +182,12 @@ impl Rings {
         let at = first % room;
         let before_wrap = (room - at).min(end - first);
         let (one, other) = bytes.split_at_mut((before_wrap * len) as usize);
-        memory.read(start.plus(at * len), one)?;
+        let mut pieces = vec![(start.plus(at * len), one)];
         if !other.is_empty() {
-            memory.read(start, other)?;
+            pieces.push((start, other));
         }
+        let read = memory.read_pieces(&mut pieces);
+        read.map_err(|(_, error)| error)?;
         Ok(bytes)
     }
 }

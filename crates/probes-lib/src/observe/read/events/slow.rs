@@ -87,7 +87,7 @@ impl EventReader {
         let ids = word(record, record::TID);
         let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
         let index = point & !(record::SLOW | record::RETURN);
-        let watched = self.points.get(&(index as usize))?;
+        let watched = self.points.get(index as usize)?.as_ref()?;
         let (kind, shapes) = match of_function {
             _ if watched.is_pair_end => (EventKind::Hit, &watched.arguments[..]),
             EventKind::Hit => (EventKind::Hit, &watched.arguments[..]),
