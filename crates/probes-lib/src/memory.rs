@@ -34,7 +34,8 @@ pub(crate) trait WriteMemory: ReadMemory {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()>;
 
     /// Same as [`WriteMemory::write_code`], but page by page: of each page, all bytes are written or none, even if we
-    /// are killed meanwhile. Returns false, and writes nothing, if this memory can only be written word by word.
+    /// are killed meanwhile. That holds only if `bytes` begin where a page does, or end before the next one. Returns
+    /// false, and writes nothing, if this memory can only be written word by word.
     fn write_pages(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
         self.write_code(at, bytes).map(|()| true)
     }

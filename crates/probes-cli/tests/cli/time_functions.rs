@@ -664,6 +664,17 @@ fn errors_say_what_to_give() {
         line.contains("hint: `count -fn calls.ml:28` counts"),
         "{line}"
     );
+    // A wrapper that can be timed as a whole, and an instruction in it.
+    let wrappers = Talker::start(&fixture_forms("wrappers")[0]);
+    let of_wrappers = format!("-pid {} ", wrappers.pid());
+    let listed = run(&format!("list -functions {of_wrappers}padded_wrapper")).answer();
+    let address = u64::from_str_radix(listed[2..].split(' ').next().unwrap(), 16).unwrap();
+    let inside = run(&format!("latency {of_wrappers}-fn {:#x}", address + 3)).failure();
+    let why = "padded_wrapper+0x3 is not the beginning of a function, and only calls of functions can be timed";
+    let hint = "hint: `count -fn 0xADDRESS` counts";
+    assert!(inside.contains(why) && inside.contains(hint), "{inside}");
+    let whole = format!("latency {of_wrappers}-for 1ms -fn {address:#x}");
+    assert!(run(&whole).answer().ends_with(" padded_wrapper\n"));
     let unknown = latency(" -fn depe");
     assert_eq!(unknown.code, Some(1));
     assert!(

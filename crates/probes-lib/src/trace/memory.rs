@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_writev};
 use nix::unistd::Pid;
 
-use crate::address::{LiveAddr, PAGE};
+use crate::address::LiveAddr;
 use crate::elf::table::COUNTER_LEN;
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::memory::{MAX_IOVECS, ProcessMemory};
@@ -111,19 +111,10 @@ impl WriteMemory for StoppedMemory<'_> {
     }
 
     fn write_pages(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<bool> {
-        // The kernel copies so many bytes as a page has, from the first byte on, and a kill may come between two copies: only
-        // if they begin at pages is each page written as a whole.
-        let head = ((PAGE - at.0 % PAGE) as usize).min(bytes.len());
-        let (head, rest) = bytes.split_at(head);
-        match self.calls.write(self.memory, at, head) {
-            Err(error) if needs_ptrace(&error) => return Ok(false),
-            written => written?,
+        match self.calls.write(self.memory, at, bytes) {
+            Err(error) if needs_ptrace(&error) => Ok(false),
+            result => result.map(|()| true),
         }
-        if !rest.is_empty() {
-            let rest_at = at.plus(head.len() as u64);
-            self.calls.write(self.memory, rest_at, rest)?;
-        }
-        Ok(true)
     }
 
     fn write_counters(&mut self, writes: &[(LiveAddr, u16)]) -> Result<(), CounterFault> {

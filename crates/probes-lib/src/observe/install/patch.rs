@@ -1,8 +1,11 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
-//! The patches within pages that follow each other are made by one write. Of each page, it happens as a whole or not at
-//! all, even if we are killed meanwhile. What was written is read back. The parts of a patch between breakpoints of
-//! other tools are one write each.
+//! The patches within pages that follow each other are made by two writes: one up to the end of the first page, and one of
+//! the pages behind it. Of each page, its part is written as a whole or not at all, even if we are killed meanwhile. That is
+//! why the second write begins where a page does: the kernel copies as many bytes as a page has at a time (`mem_rw` of
+//! fs/proc/base.c), from the first one on, and we may be killed between two of these copies. If they began within a page,
+//! they would end within one, perhaps within an instruction. What was written is read back. The parts of a patch between
+//! breakpoints of other tools are one write each.
 //! The patch of a site across the border of two pages is written in steps, and so is one across the border of two
 //! words if the kernel lets code be written only word by word: the site is disabled first, and while its
 //! opcode is `cmp`, its displacement has no effect and can be written in two parts. No patch of an instruction crosses
@@ -205,7 +208,7 @@ impl Buffers {
     }
 }
 
-/// Writes the patches of adjacent pages, which lie in `range`, by one write if the kernel allows it.
+/// Writes the patches of adjacent pages, which lie in `range`, page by page if the kernel allows it.
 fn write_together(
     memory: &mut impl WriteMemory,
     before: &impl ReadMemory,
@@ -214,8 +217,13 @@ fn write_together(
     buffers: &mut Buffers,
 ) -> io::Result<()> {
     buffers.build(before, patches, range)?;
-    if memory.write_pages(range.start, &buffers.written)? {
-        return Ok(());
+    let first_page = ((PAGE - range.start.0 % PAGE) as usize).min(buffers.written.len());
+    let (first, others) = buffers.written.split_at(first_page);
+    if memory.write_pages(range.start, first)? {
+        let others_at = range.start.plus(first_page as u64);
+        if others.is_empty() || memory.write_pages(others_at, others)? {
+            return Ok(());
+        }
     }
     if !patches.iter().all(|patch| patch.is_written_in_steps) {
         let why = "this kernel lets code be written only word by word, so that jumps cannot be written as a whole";
@@ -259,12 +267,15 @@ mod tests {
     }
 
     impl Steps {
-        /// Writes as the kernel does: the bytes within one page at once, or those within one word.
+        /// Writes as the kernel does: the bytes within one word at once, or as many as a page has, from the first one
+        /// on, of which those within one page are written at once.
         fn write(&mut self, at: LiveAddr, bytes: &[u8]) {
-            let border = if self.is_by_words { WORD } else { PAGE };
+            let block = if self.is_by_words { WORD } else { PAGE };
             let mut rest = (at, bytes);
             while !rest.1.is_empty() {
-                let room = (border - rest.0.0 % border) as usize;
+                let to_border = block - rest.0.0 % block;
+                let to_next_copy = PAGE - (rest.0.0 - at.0) % PAGE;
+                let room = to_border.min(to_next_copy) as usize;
                 let (now, later) = rest.1.split_at(room.min(rest.1.len()));
                 self.memory.poke(rest.0, now);
                 self.seen.push(self.memory.clone());
@@ -439,6 +450,48 @@ mod tests {
                 // The patch lies in one word and is one write, or it is written in steps while the
                 // site is disabled.
                 assert_eq!(steps.seen.len() > 1, (3..7).contains(&at), "{at}");
+            }
+        }
+    }
+
+    // promise: Functions: A tool killed while it writes the patches of several pages leaves each instruction as it was, or
+    //    patched (10 layouts)
+    #[test]
+    fn kill_between_copies_tears_no_instruction() {
+        let patch = |at: u64| Patch {
+            at: LiveAddr(at),
+            before: PatchBytes::of(&[1, 2, 3, 4, 5]),
+            after: PatchBytes::of(&[0xe9, 0x12, 0x13, 0x14, 0x15]),
+            is_written_in_steps: false,
+            is_beside_breakpoint: false,
+        };
+        for first in [START, START + 0x100] {
+            // So many bytes before the end of what is copied at once.
+            for before in 0..PATCH_LEN as u64 {
+                let mut patches = vec![patch(first)];
+                patches.extend((1..PAGES - 1).map(|page| patch(first + page * PAGE - before)));
+                patches.retain(|patch| !patch.crosses(PAGE));
+                patches.push(patch(START + (PAGES - 1) * PAGE));
+                let mut memory = SliceMemory::new([(START, vec![0x90; (PAGES * PAGE) as usize])]);
+                for patch in &patches {
+                    memory.poke(patch.at, &patch.before);
+                }
+                let before = memory.clone();
+                let mut steps = Steps {
+                    memory,
+                    is_by_words: false,
+                    seen: Vec::new(),
+                };
+                write_all(1, &mut steps, &before, &patches).unwrap();
+                assert!(steps.seen.len() > 1);
+                let places: Vec<LiveAddr> = patches.iter().map(|patch| patch.at).collect();
+                for memory in &steps.seen {
+                    let found: Vec<[u8; PATCH_LEN]> = read_each(1, memory, &places).unwrap();
+                    for (patch, found) in patches.iter().zip(found) {
+                        let is_whole = found == *patch.before || found == *patch.after;
+                        assert!(is_whole, "{patch:x?}: {found:x?}");
+                    }
+                }
             }
         }
     }

@@ -117,6 +117,17 @@ fn only_straight_code_leans() {
 }
 
 #[test]
+fn leaving_to_a_handler_is_no_return() {
+    // lea 0x100(%rip),%rax; mov 16(%r14),%rsp; pop %r14; ret: the handler is on the stack that was loaded.
+    let raises = b"\x48\x8d\x05\x00\x01\0\0\x49\x8b\x66\x10\x41\x5e\xc3";
+    assert_eq!(leaning(&[raises, WRAPPER]), None);
+    // mov 16(%r14),%r12.
+    let mut returns = raises.to_vec();
+    returns[7..11].copy_from_slice(b"\x4d\x8b\x66\x10");
+    assert!(leaning(&[&returns, WRAPPER]).is_some());
+}
+
+#[test]
 fn code_that_is_entered_elsewhere_does_not_lean() {
     // A jump to the call, to the middle of it, or to the return, which stays where it is.
     for (to, leans) in [(10, false), (12, false), (15, true), (0, true)] {
