@@ -103,8 +103,9 @@ pub(crate) struct PatchPlace {
 pub(crate) enum PlaceState {
     /// Its patch.
     Patched,
-    /// Some bytes of its patch and some original ones: the process has discarded a page of the patch, or a tool was
-    /// killed while it wrote.
+    /// Some bytes of its patch and some original ones: the process has discarded a page of the patch, a tool was
+    /// killed while it wrote, or another tool has restored what was at a breakpoint of its own by the file, as the kernel
+    /// does with uprobes.
     PartlyPatched,
     /// Its patch with breakpoints of another tool in it, which will write the original bytes over them.
     UnderBreakpoint,
@@ -238,11 +239,12 @@ impl Point {
     /// Returns what the bytes `found` at a place say.
     pub(crate) fn judge(&self, place: &PatchPlace, found: [u8; PATCH_LEN]) -> PlaceState {
         let PointKind::Site { .. } = self.kind else {
-            // It is written at once, so that it is never half patched.
+            // It is written at once, so that it is half patched only if another tool wrote there.
             return match PatchBytes::of(&found[..place.after.len()]) {
                 found if found == place.after => PlaceState::Patched,
                 found if found == place.before => PlaceState::Unpatched,
                 found if is_under_breakpoint(place, &found) => PlaceState::UnderBreakpoint,
+                found if is_partly_restored(place, &found) => PlaceState::PartlyPatched,
                 _ => PlaceState::Other,
             };
         };
@@ -281,6 +283,14 @@ fn is_under_breakpoint(place: &PatchPlace, found: &[u8]) -> bool {
         .filter(|(found, _)| **found != INT3)
         .peekable();
     ours.peek().is_some() && ours.all(|(found, after)| found == after)
+}
+
+/// Returns whether `found` is a patch of an instruction of which some bytes are the original ones again.
+fn is_partly_restored(place: &PatchPlace, found: &[u8]) -> bool {
+    let mut both = found
+        .iter()
+        .zip(place.before.iter().zip(place.after.iter()));
+    both.all(|(byte, (own, patched))| byte == own || byte == patched)
 }
 
 /// Returns whether each byte of a displacement is either the original one or that of the patch.
@@ -366,7 +376,12 @@ mod tests {
         let after = [JMP, 1, 0xf8, 0xff, 9];
         assert_eq!(punned.judge(&place, after), PlaceState::Patched);
         assert_eq!(punned.judge(&place, [1, 2, 3, 4, 9]), PlaceState::Unpatched);
-        assert_eq!(punned.judge(&place, [JMP, 2, 3, 4, 9]), PlaceState::Other);
+        // A breakpoint at its first byte, or at the last one, was taken away.
+        for partly in [[1, 1, 0xf8, 0xff, 9], [JMP, 1, 0xf8, 4, 9]] {
+            let judged = punned.judge(&place, partly);
+            assert_eq!(judged, PlaceState::PartlyPatched);
+        }
+        assert_eq!(punned.judge(&place, [JMP, 2, 3, 5, 9]), PlaceState::Other);
         for under in [[INT3, 1, 0xf8, 0xff, 9], [JMP, 1, 0xf8, INT3, 9]] {
             assert_eq!(punned.judge(&place, under), PlaceState::UnderBreakpoint);
         }

@@ -20,7 +20,7 @@ use crate::observe::install::{
 use crate::observe::installed::{self, find_points, has_observer, refuse_missing, refuse_replaced};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
-use crate::observe::point::{Point, PointKind};
+use crate::observe::point::{PatchPlace, Point, PointKind};
 use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
@@ -537,18 +537,20 @@ fn restoring_patches(
             }));
         let jumps = found.patched.iter();
         let jumps = jumps.filter(|found| !arena.points[found.point].is_site());
-        for found in jumps {
+        let is_short = |place: &PatchPlace| place.after.first() == Some(&SHORT_JMP);
+        for found in jumps.filter(|found| !is_short(&found.place)) {
             let led = (found.place.at, arena.trampoline(found.point));
             let is_island = found.place.at != arena.points[found.point].address;
             if is_island {
                 moves.push(led);
-            } else if found.place.after.first() == Some(&SHORT_JMP) {
-                // The last byte may be an instruction by itself, before a jump that is not at one.
-                behind.insert(found.place.at.plus(SHORT_LEN));
             } else {
                 near.push(led);
             }
         }
+        // The last byte of a short jump may be an instruction by itself, before a jump that is not at one. A thread may have
+        // executed it before another tool changed it.
+        let shorts = arena.places().filter(|(_, place)| is_short(place));
+        behind.extend(shorts.map(|(_, place)| place.at.plus(SHORT_LEN)));
     }
     moves.extend(near.into_iter().filter(|(at, _)| behind.contains(at)));
     restored.patches.sort_unstable_by_key(|patch| patch.at);

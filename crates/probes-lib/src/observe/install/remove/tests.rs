@@ -9,6 +9,7 @@ use super::*;
 use crate::address::PAGE;
 use crate::memory::WriteMemory;
 use crate::observe::observation::Observation;
+use crate::observer::Observer;
 use crate::select::function::FunctionSelector;
 use crate::target::Target;
 
@@ -156,31 +157,101 @@ fn orphaned_calls_in_use_are_kept_and_reported() {
     injected.talker.hits();
 }
 
+/// The functions of fixture `wrappers`, each timed together with the next, and their arenas.
+struct Wrappers {
+    talker: Talker,
+    observer: Observer,
+    process: Process,
+    memory: ProcessMemory,
+    arenas: Vec<Arena>,
+}
+
+impl Wrappers {
+    fn observe() -> Wrappers {
+        let talker = Talker::start(&fixture("wrappers.pie"));
+        let target = Target::open_any(talker.pid()).unwrap();
+        let globs = ["wrapper_?", "padded_wrapper", "after_wrappers"];
+        let selectors = globs.map(|glob| FunctionSelector::Glob(glob.parse().unwrap()));
+        let timed = selectors
+            .into_iter()
+            .fold(Observation::new(), Observation::time_functions);
+        let observer = target.observe(&timed, Options::default()).unwrap();
+        let process = Process::open(talker.pid()).unwrap();
+        let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
+        let arenas = installed::find(&memory, &read_maps(&process).unwrap());
+        Wrappers {
+            talker,
+            observer,
+            process,
+            memory,
+            arenas,
+        }
+    }
+
+    /// Asserts that a thread at any jump that is in the middle of an instruction is moved to the trampoline.
+    fn assert_moved(&self, what: &str) {
+        let plan = restoring_patches(&self.process, &self.memory, &self.arenas);
+        let moves = plan.unwrap().moves;
+        let trampolines = self.arenas.iter().flat_map(|arena| {
+            let points = arena.points.iter().enumerate();
+            points.map(|(index, point)| (*point, arena.trampoline(index)))
+        });
+        // Functions begin at multiples of 16.
+        let amid = trampolines.filter(|(point, _)| point.address.0 % 16 == 1);
+        let amid: Vec<_> = amid.collect();
+        for (point, trampoline) in &amid {
+            let moved = moves.of_address(point.address.0);
+            assert_eq!(moved, Some(trampoline.0), "{what}: {point:?}");
+        }
+        assert_eq!(amid.len(), 7);
+    }
+
+    /// Where the returns are that have become short jumps.
+    fn short_jumps(&self) -> Vec<LiveAddr> {
+        let places = self.arenas.iter().flat_map(Arena::places);
+        let shorts = places.filter(|(_, place)| place.after.first() == Some(&SHORT_JMP));
+        shorts.map(|(_, place)| place.at).collect()
+    }
+}
+
 #[test]
 fn thread_at_jump_amid_instruction_is_moved() {
-    let talker = Talker::start(&fixture("wrappers.pie"));
-    let target = Target::open_any(talker.pid()).unwrap();
-    let globs = ["wrapper_?", "padded_wrapper", "after_wrappers"];
-    let selectors = globs.map(|glob| FunctionSelector::Glob(glob.parse().unwrap()));
-    let timed = selectors
-        .into_iter()
-        .fold(Observation::new(), Observation::time_functions);
-    let mut observer = target.observe(&timed, Options::default()).unwrap();
-    let process = Process::open(talker.pid()).unwrap();
-    let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
-    let arenas = installed::find(&memory, &read_maps(&process).unwrap());
-    let moves = restoring_patches(&process, &memory, &arenas).unwrap().moves;
-    let trampolines = arenas.iter().flat_map(|arena| {
-        let points = arena.points.iter().enumerate();
-        points.map(|(index, point)| (*point, arena.trampoline(index)))
-    });
-    // Functions begin at multiples of 16.
-    let amid = trampolines.filter(|(point, _)| point.address.0 % 16 == 1);
-    let amid: Vec<_> = amid.collect();
-    for (point, trampoline) in &amid {
-        let moved = moves.of_address(point.address.0);
-        assert_eq!(moved, Some(trampoline.0), "{point:?}");
+    let mut wrappers = Wrappers::observe();
+    wrappers.assert_moved("as they were patched");
+    let jumps = wrappers.short_jumps();
+    assert_eq!(jumps.len(), 8);
+    // Whatever another tool has written over the jump before it: a thread may be there already.
+    let memory = &wrappers.memory;
+    for other in [[0xc3, 0x48], [0xc3, 0xf8], [0xcc, 0xf8], [0x0f, 0x0b]] {
+        let found: Vec<[u8; 2]> = installed::read_each(0, memory, &jumps).unwrap();
+        for at in &jumps {
+            memory.write(*at, &other).unwrap();
+        }
+        wrappers.assert_moved(&format!("{other:x?}"));
+        for (at, found) in jumps.iter().zip(found) {
+            memory.write(*at, &found).unwrap();
+        }
     }
-    assert_eq!(amid.len(), 7);
-    observer.remove().unwrap();
+    wrappers.observer.remove().unwrap();
+}
+
+// promise: Functions: If the byte of a return is the original one again, as after a uprobe there, the function behind it is
+//    restored as a whole (8 functions)
+#[test]
+fn first_byte_of_next_function_is_restored() {
+    /// ret
+    const RETURN: u8 = 0xc3;
+    let mut wrappers = Wrappers::observe();
+    for at in wrappers.short_jumps() {
+        wrappers.memory.write(at, &[RETURN]).unwrap();
+    }
+    wrappers.talker.ask("call 2 100", "called");
+    wrappers.observer.remove().unwrap();
+    // It answers only if each function has returned what it should.
+    wrappers.talker.ask("call 2 100", "called");
+    let mut first = [0];
+    for at in wrappers.short_jumps() {
+        wrappers.memory.read(at.plus(1), &mut first).unwrap();
+        assert!(first == [0x48] || first == [0x90], "{at} {first:x?}");
+    }
 }
