@@ -39,7 +39,6 @@ use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
 use code::{Body, Code, is_straight};
 use exits::Exits;
-#[cfg(doc)]
 use jump::Jump;
 use place::Swept;
 use site::PatchSite;
@@ -168,10 +167,15 @@ impl PatchPlanner {
         };
         let entry = self.candidates(&body);
         let exits = match &entry {
-            Ok(candidates) => self.plan_exits(&body, candidates, |_| Ok(())),
+            Ok(candidates) => {
+                let plans = self.plan_exits(&body, candidates, |_| Ok(()));
+                first_possible(plans.map(|plan| {
+                    let plan = plan?;
+                    plan.refuse_live_flags(function).map(|()| plan)
+                }))
+            }
             Err(refusal) => Err(refusal.clone()),
         };
-        let exits = exits.and_then(|plan| plan.refuse_live_flags(function).map(|()| plan));
         FunctionPlan { entry, exits }
     }
 
@@ -191,7 +195,8 @@ impl PatchPlanner {
         Some(plan)
     }
 
-    /// Plans the patches with which a function is timed. Only candidates for its entry that `accept` accepts are tried.
+    /// Plans the patches with which a function is timed: the best ones first, then others if the jump at its entry leads
+    /// to few addresses, of which none may be free. Only candidates for its entry that `accept` accepts are tried.
     ///
     /// # Errors
     ///
@@ -200,32 +205,34 @@ impl PatchPlanner {
         &self,
         function: CodeRange,
         accept: impl Fn(&PatchSite) -> Result<(), Refusal>,
-    ) -> Result<ExitPlan, Refusal> {
+    ) -> Result<Vec<ExitPlan>, Refusal> {
         let body = self.body(function)?;
         let candidates = self.candidates(&body)?;
-        self.plan_exits(&body, &candidates, accept)
+        let mut planned = self.plan_exits(&body, &candidates, accept);
+        let mut plans = vec![first_possible(&mut planned)?];
+        let leads_to_few = |plan: &ExitPlan| matches!(plan.entry.jump, Jump::Punned { .. });
+        while plans.last().is_some_and(leads_to_few)
+            && let Ok(next) = first_possible(&mut planned)
+        {
+            plans.push(next);
+        }
+        Ok(plans)
     }
 
-    fn plan_exits(
-        &self,
-        body: &Body,
-        candidates: &[PatchSite],
-        accept: impl Fn(&PatchSite) -> Result<(), Refusal>,
-    ) -> Result<ExitPlan, Refusal> {
-        let mut why = None;
-        for entry in candidates {
-            let planned = if entry.is_on_one_page() {
+    /// Plans the patches of a function for each candidate for that of its entry.
+    fn plan_exits<'p>(
+        &'p self,
+        body: &'p Body,
+        candidates: &'p [PatchSite],
+        accept: impl Fn(&PatchSite) -> Result<(), Refusal> + 'p,
+    ) -> impl Iterator<Item = Result<ExitPlan, Refusal>> + 'p {
+        candidates.iter().map(move |entry| {
+            if entry.is_on_one_page() {
                 accept(entry).and_then(|()| self.exits_with(body, entry))
             } else {
                 Err(Refusal::PageBorder)
-            };
-            match planned {
-                Ok(plan) => return Ok(plan),
-                // That of the best candidate.
-                Err(refusal) => why = why.or(Some(refusal)),
             }
-        }
-        Err(why.unwrap_or(Refusal::NotCode))
+        })
     }
 
     /// Plans the patches of the exits, given the patch of the entry.
@@ -326,6 +333,20 @@ impl PatchPlanner {
             None => Ok(body),
         }
     }
+}
+
+/// Returns the first plan that is possible, or why the best one is not.
+fn first_possible(
+    plans: impl IntoIterator<Item = Result<ExitPlan, Refusal>>,
+) -> Result<ExitPlan, Refusal> {
+    let mut why = None;
+    for planned in plans {
+        match planned {
+            Ok(plan) => return Ok(plan),
+            Err(refusal) => why = why.or(Some(refusal)),
+        }
+    }
+    Err(why.unwrap_or(Refusal::NotCode))
 }
 
 /// Plans patches of entries and instructions of some functions of an object, as a [`PatchPlanner`] does. If they are

@@ -608,6 +608,32 @@ fn work_of_the_collector_is_timed() {
     }
 }
 
+// promise: Functions: A function that begins with a `push` and a call is timed, too, where no address is free that a jump in
+//    place of the `push` reaches (2 programs)
+#[test]
+fn compactions_are_timed_where_no_place_is_free() {
+    for file in program_forms("shown") {
+        let mut target = Talker::start(&file);
+        let tool = observing("latency", "-gc compact", target.pid());
+        target.ask("collect 5", "done");
+        let timed = figures(&tool.end().answer());
+        let tool = observing("count", "-gc compact", target.pid());
+        target.ask("collect 5", "done");
+        let counted = tool.end().answer();
+        let (count, _) = counted.split_once(' ').unwrap();
+        assert!(count.parse::<u64>().unwrap() >= 5, "{counted}");
+        assert_eq!(timed, [format!("caml_compact_heap {count} 0 0 0 0")]);
+    }
+    for file in program_forms("calls") {
+        let target = Talker::start(&file);
+        let none = run(&format!(
+            "latency -for 1ms -gc compact -pid {}",
+            target.pid()
+        ));
+        assert!(none.answer().ends_with(" caml_compact_heap\n"));
+    }
+}
+
 #[test]
 fn missing_collectors_are_explained() {
     let target = Talker::start(&fixture_forms("lasting")[0]);

@@ -16,7 +16,7 @@ use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::error::Refusal;
 use crate::functions::Functions;
 use crate::memory::{ReadMemory, runs};
-use crate::observe::functions::patches::{Candidate, TimedPatches};
+use crate::observe::functions::patches::{Candidate, OtherPatches, TimedPatches};
 use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::observation::CallOnce;
 use crate::observe::point::{PATCH_LEN, PatchBytes, Point, PointKind};
@@ -68,7 +68,7 @@ pub(crate) struct ObservedFunction {
     is_in_executable: bool,
     best: Candidate,
     /// What is tried if `best` turns out not to be possible, the best one last.
-    others: Vec<Candidate>,
+    others: Vec<OtherPatches>,
     /// If its calls are timed.
     timing: Option<Timing>,
     /// If its calls are recorded. If they are neither timed nor recorded, they are counted.
@@ -197,8 +197,8 @@ impl ObservedFunctions {
         self.try_next(failed);
     }
 
-    /// Takes off the best candidate of each of these functions, given by ascending index, because it is not possible
-    /// here; refuses those that have no other.
+    /// Takes off the best patches of each of these functions, given by ascending index, because they are not possible
+    /// here; refuses those that have no others.
     pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {
         let mut failed = failed.iter().peekable();
         let mut index = 0..;
@@ -209,9 +209,11 @@ impl ObservedFunctions {
                 return true;
             };
             match function.others.pop() {
-                Some(next) => {
-                    function.best = next;
-                    if let Some(watching) = &mut function.watching {
+                Some(OtherPatches { entry, exits }) => {
+                    function.best = entry;
+                    if let Some(exits) = exits {
+                        function.set_exits(exits);
+                    } else if let Some(watching) = &mut function.watching {
                         let had_exits = watching.function.exits_on.take().is_some();
                         if std::mem::take(&mut watching.function.has_results) || had_exits {
                             function.ends.clear();
@@ -400,6 +402,19 @@ impl ObservedFunction {
                 let at = self.bias.live(patch.site.address());
                 (at..LiveAddr(at.0 + patch.len as u64)).contains(&nop)
             })
+    }
+
+    /// Patches its exits as the next patches of its entry need it.
+    fn set_exits(&mut self, exits: Vec<Candidate>) {
+        let Some(timing) = &mut self.timing else {
+            self.ends = exits;
+            return;
+        };
+        let has_leant = std::mem::take(&mut timing.leans);
+        if has_leant || !exits.last().is_some_and(Candidate::is_punned) {
+            timing.other = None;
+        }
+        timing.exits = exits;
     }
 
     fn patches(&self) -> impl Iterator<Item = &Candidate> {

@@ -807,7 +807,7 @@ fn flags_live_at_jumps_into_functions() {
     for (to, are_dead) in [(1, false), (0, true)] {
         let function = [&b"\x48\x39\xf7\x66\x90\xe9"[..], &[to, 0, 0, 0]].concat();
         let (planner, ranges) = planner_of(&[&function, other]);
-        let exits = planner.exits(ranges[0], |_| Ok(())).unwrap();
+        let exits = planner.exits(ranges[0], |_| Ok(())).unwrap().remove(0);
         assert_eq!(exits.sites[0].exits()[0].flags_are_dead, are_dead);
         // With live flags, it can be counted, and not timed.
         let plan = planner.function(ranges[0]);
@@ -825,7 +825,7 @@ fn loops_to_a_patched_entry_are_exits() {
     let (planner, ranges) = planner_of(&[&[&entry[..], exit].concat()]);
     let plan = planner.function(ranges[0]);
     assert_eq!(plan.entry.unwrap()[0].address(), FileAddr(AT + 4));
-    let exits = planner.exits(ranges[0], |_| Ok(())).unwrap();
+    let exits = planner.exits(ranges[0], |_| Ok(())).unwrap().remove(0);
     let addresses: Vec<u64> = exits.sites.iter().map(|it| it.address().0 - AT).collect();
     assert_eq!(addresses, [13, 20]);
 }

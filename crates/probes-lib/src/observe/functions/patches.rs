@@ -20,7 +20,7 @@ use crate::observe::watching::{WatchedWords, Watching};
 use crate::patch_plan::code::Code;
 use crate::patch_plan::jump::{Jump, PREFIX_LEN, SHORT_LEN};
 use crate::patch_plan::site::PatchSite;
-use crate::patch_plan::{EntryPlanner, PatchPlanner};
+use crate::patch_plan::{EntryPlanner, ExitPlan, PatchPlanner};
 
 /// A way to patch a place in a function.
 #[derive(Clone, Debug)]
@@ -49,6 +49,11 @@ impl Candidate {
     pub(super) fn is_prefixed(&self) -> bool {
         self.site.jump() == Jump::Prefixed
     }
+
+    /// Whether its jump ends with the bytes of what follows it.
+    pub(super) fn is_punned(&self) -> bool {
+        matches!(self.site.jump(), Jump::Punned { .. })
+    }
 }
 
 /// The patches of a function that is timed.
@@ -61,6 +66,22 @@ pub(super) struct TimedPatches {
     pub(super) overwrites_next: bool,
 }
 
+/// Other patches of a function, which are tried if the best ones turn out not to be possible.
+#[derive(Clone, Debug)]
+pub(super) struct OtherPatches {
+    pub(super) entry: Candidate,
+    /// Those of the exits that the patch of the entry does not displace; `None`: no exits are patched.
+    pub(super) exits: Option<Vec<Candidate>>,
+}
+
+/// The patches of a function whose exits are patched.
+struct PatchesWithExits {
+    entry: Candidate,
+    exits: Vec<Candidate>,
+    /// The best one last.
+    others: Vec<OtherPatches>,
+}
+
 /// The patches of a function.
 pub(super) struct FunctionPatches {
     /// That of its entry.
@@ -68,7 +89,7 @@ pub(super) struct FunctionPatches {
     /// Whether they are at another instruction, which is executed as often: its arguments may not be there.
     pub(super) are_elsewhere: bool,
     /// What is tried if `best` turns out not to be possible, the best one last.
-    pub(super) others: Vec<Candidate>,
+    pub(super) others: Vec<OtherPatches>,
     pub(super) timing: Option<Timing>,
     /// If its calls are recorded.
     pub(super) watching: Option<Watching>,
@@ -76,6 +97,12 @@ pub(super) struct FunctionPatches {
     pub(super) without_results: Option<Refusal>,
     /// If its results or exits are recorded or asked for, those of its returns, or of all exits.
     pub(super) ends: Vec<Candidate>,
+}
+
+impl OtherPatches {
+    fn without_exits(entry: Candidate) -> OtherPatches {
+        OtherPatches { entry, exits: None }
+    }
 }
 
 impl FunctionPatches {
@@ -92,8 +119,8 @@ impl FunctionPatches {
     }
 
     /// Returns all patches of the entry, the best one last.
-    fn all(mut self) -> Vec<Candidate> {
-        self.others.push(self.best);
+    fn all(mut self) -> Vec<OtherPatches> {
+        self.others.push(OtherPatches::without_exits(self.best));
         self.others
     }
 }
@@ -139,7 +166,7 @@ impl Patching<'_> {
         &self,
         known: &KnownPlace<'_>,
     ) -> std::result::Result<FunctionPatches, Refusal> {
-        let (best, ends) = self.with_exits(known.place, |_| {})?;
+        let planned = self.with_exits(known.place, |_| {})?;
         let mut watching = known.watched().map(|words| known.watching(words));
         if let Some(returns) = &mut watching {
             returns.function.has_only_results = true;
@@ -147,8 +174,9 @@ impl Patching<'_> {
         }
         Ok(FunctionPatches {
             watching,
-            ends,
-            ..FunctionPatches::of(best)
+            ends: planned.exits,
+            others: planned.others,
+            ..FunctionPatches::of(planned.entry)
         })
     }
 
@@ -172,16 +200,18 @@ impl Patching<'_> {
         let with_ends = with_ends.map(|words| (words, self.with_ends(known, words)));
         let patches = match with_ends {
             None => entry?,
-            Some((words, Ok((best, ends, exits_on)))) => {
+            Some((words, Ok((planned, exits_on)))) => {
                 if let Some(watching) = &mut watching {
                     watching.function.has_results = words.has_results();
                     watching.function.exits_on = exits_on;
                 }
+                // At last without the results.
+                let mut others = entry.map_or_else(|_| Vec::new(), FunctionPatches::all);
+                others.extend(planned.others);
                 FunctionPatches {
-                    ends,
-                    // Without the results.
-                    others: entry.map_or_else(|_| Vec::new(), FunctionPatches::all),
-                    ..FunctionPatches::of(best)
+                    ends: planned.exits,
+                    others,
+                    ..FunctionPatches::of(planned.entry)
                 }
             }
             Some((_, Err(why))) => FunctionPatches {
@@ -200,14 +230,13 @@ impl Patching<'_> {
         &self,
         known: &KnownPlace<'_>,
         words: &WatchedWords,
-    ) -> std::result::Result<(Candidate, Vec<Candidate>, Option<StackKind>), Refusal> {
+    ) -> std::result::Result<(PatchesWithExits, Option<StackKind>), Refusal> {
         if !words.has_exits() {
-            let (best, ends) = self.with_exits(known.place, PatchSite::keep_returns)?;
-            return Ok((best, ends, None));
+            let planned = self.with_exits(known.place, PatchSite::keep_returns)?;
+            return Ok((planned, None));
         }
         let stack = known.stack(self.stacks)?;
-        let (best, ends) = self.with_exits(known.place, |_| {})?;
-        Ok((best, ends, Some(stack)))
+        Ok((self.with_exits(known.place, |_| {})?, Some(stack)))
     }
 
     /// Plans the patch of a place that is counted; unless it `is_exact`, maybe that of an instruction that is executed
@@ -257,7 +286,10 @@ impl Patching<'_> {
         }
         let best = candidates.pop().ok_or(why)?;
         Ok(FunctionPatches {
-            others: candidates,
+            others: candidates
+                .into_iter()
+                .map(OtherPatches::without_exits)
+                .collect(),
             ..FunctionPatches::of(best)
         })
     }
@@ -270,17 +302,24 @@ impl Patching<'_> {
         is_ocaml: bool,
         reported: Option<Watching>,
     ) -> std::result::Result<FunctionPatches, Refusal> {
-        let (entry, exits) = match self.with_exits(place, |_| {}) {
+        let PatchesWithExits {
+            entry,
+            exits,
+            others,
+        } = match self.with_exits(place, |_| {}) {
             Ok(planned) => planned,
             Err(why) => {
                 let alone = self.leaning(place).filter(|it| !it.overwrites_next);
                 let TimedPatches { entry, exits, .. } = alone.ok_or(why)?;
-                (entry, exits)
+                let others = Vec::new();
+                PatchesWithExits {
+                    entry,
+                    exits,
+                    others,
+                }
             }
         };
-        // A punned jump ends with the bytes of what follows it.
-        let is_punned = |exit: &Candidate| matches!(exit.site.jump(), Jump::Punned { .. });
-        let is_punned = exits.last().is_some_and(is_punned);
+        let is_punned = exits.last().is_some_and(Candidate::is_punned);
         let timing = Timing {
             stack,
             is_ocaml,
@@ -294,6 +333,7 @@ impl Patching<'_> {
         };
         Ok(FunctionPatches {
             timing: Some(timing),
+            others,
             ..FunctionPatches::of(entry)
         })
     }
@@ -322,20 +362,50 @@ impl Patching<'_> {
         &self,
         place: &FunctionPlace<'_>,
         keep: impl Fn(&mut PatchSite),
-    ) -> std::result::Result<(Candidate, Vec<Candidate>), Refusal> {
+    ) -> std::result::Result<PatchesWithExits, Refusal> {
         if place.offset > 0 {
             return Err(Refusal::NotEntry);
         }
         let range = place.function.function.range();
         let planner = self.exit_planner.ok_or(Refusal::NotCode)?;
-        let mut plan = planner.exits(range, |site| self.check(site))?;
+        let plans = planner.exits(range, |site| self.check(site))?.into_iter();
+        let checked = plans.map(|plan| self.checked(plan, range, &keep));
+        let mut possible = Vec::new();
+        let mut why = None;
+        for plan in checked {
+            match plan {
+                Ok(plan) => possible.push(plan),
+                // That of the best patches.
+                Err(refusal) => why = why.or(Some(refusal)),
+            }
+        }
+        possible.reverse();
+        let (entry, exits) = possible.pop().ok_or(why.unwrap_or(Refusal::NotCode))?;
+        let others = possible.into_iter().map(|(entry, exits)| OtherPatches {
+            entry,
+            exits: Some(exits),
+        });
+        Ok(PatchesWithExits {
+            entry,
+            exits,
+            others: others.collect(),
+        })
+    }
+
+    /// Returns the patches of a plan for a function: that of its entry, and those of the exits that `keep` keeps.
+    fn checked(
+        &self,
+        mut plan: ExitPlan,
+        function: CodeRange,
+        keep: impl Fn(&mut PatchSite),
+    ) -> std::result::Result<(Candidate, Vec<Candidate>), Refusal> {
         keep(&mut plan.entry);
         plan.sites.iter_mut().for_each(keep);
         plan.sites.retain(|site| !site.exits().is_empty());
         for site in [&plan.entry].into_iter().chain(&plan.sites) {
             self.check(site)?;
         }
-        plan.refuse_live_flags(range)?;
+        plan.refuse_live_flags(function)?;
         let candidate = |site| candidate(self.planner, site, self.bias).ok_or(Refusal::PageBorder);
         let exits = plan.sites.into_iter().map(candidate);
         let exits = exits.collect::<std::result::Result<_, _>>()?;
@@ -447,7 +517,7 @@ impl ObservedFunctions {
                 changed_word: None,
                 is_in_executable: true,
                 best: sites.pop().unwrap(),
-                others: sites,
+                others: sites.into_iter().map(OtherPatches::without_exits).collect(),
                 timing: None,
                 watching: None,
                 filter: None,

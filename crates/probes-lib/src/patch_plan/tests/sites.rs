@@ -251,3 +251,25 @@ fn restartable_sequences_of_files_are_left_alone() {
         .collect();
     assert_eq!(names, ["go_through"]);
 }
+
+#[test]
+fn few_addresses_are_not_all_that_is_planned() {
+    // push %rbx; call; mov $1,%eax; ret: the jump in place of the `push` leads to one address only.
+    let code = b"\x53\xe8\x6a\xf9\x10\x10\xb8\x01\0\0\0\xc3";
+    let (planner, ranges) = planner_of(&[code]);
+    let plans = planner.exits(ranges[0], |_| Ok(())).unwrap();
+    let entries = plans
+        .iter()
+        .map(|it| (it.entry.jump(), it.entry.moves_call()));
+    let displacement = 0x10f9_6ae8;
+    let punned = Jump::Punned {
+        chosen: 0,
+        displacement,
+    };
+    let expected = [(punned, false), (Jump::Near { padding: 0 }, true)];
+    assert_eq!(entries.collect::<Vec<_>>(), expected);
+    assert!(plans.iter().all(|it| it.sites.len() == 1));
+    // mov $1,%eax; ret: its jump leads to any address nearby.
+    let (planner, ranges) = planner_of(&[&code[6..]]);
+    assert_eq!(planner.exits(ranges[0], |_| Ok(())).unwrap().len(), 1);
+}
