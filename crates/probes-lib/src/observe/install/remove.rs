@@ -181,6 +181,12 @@ pub(crate) fn remove_stale(
         }
         let remover = Remover::Other { successor, name_of };
         let removed = remove_all(process, memory, &arenas, options, remover, || Ok(()));
+        if let Err(error) = &removed
+            && is_unmapped_meanwhile(process, memory, &arenas, error)
+            && !budget.is_spent()
+        {
+            continue;
+        }
         let removed = removed.map_err(|error| {
             if report.sites == 0 {
                 error
@@ -203,6 +209,24 @@ pub(crate) fn remove_stale(
             return Err(error.with_effect(Effect::StillMapped));
         }
     }
+}
+
+/// Returns whether a removal has failed because an arena is gone that was just there: a thread has made a system call
+/// that the killed tool had injected.
+fn is_unmapped_meanwhile(
+    process: &Process,
+    memory: &ProcessMemory,
+    arenas: &[Arena],
+    error: &Error,
+) -> bool {
+    let keeps_changing = |error: &Error| {
+        matches!(
+            error.kind(),
+            ErrorKind::Process(ProcessError::KeepsChanging)
+        )
+    };
+    keeps_changing(error)
+        && refuse_missing(process, memory, arenas).is_err_and(|missing| keeps_changing(&missing))
 }
 
 /// Returns whether what has failed may succeed a moment later.

@@ -215,6 +215,20 @@ impl Wrappers {
 }
 
 #[test]
+fn arenas_unmapped_meanwhile_are_looked_for_again() {
+    let mut wrappers = Wrappers::observe();
+    let changing = Error::of_process(1, ProcessError::KeepsChanging);
+    let exited = Error::of_process(1, ProcessError::Exited);
+    let is_unmapped = |wrappers: &Wrappers, error| {
+        is_unmapped_meanwhile(&wrappers.process, &wrappers.memory, &wrappers.arenas, error)
+    };
+    // Something else has changed.
+    assert!(!is_unmapped(&wrappers, &changing));
+    wrappers.observer.remove().unwrap();
+    assert!(is_unmapped(&wrappers, &changing) && !is_unmapped(&wrappers, &exited));
+}
+
+#[test]
 fn thread_at_jump_amid_instruction_is_moved() {
     let mut wrappers = Wrappers::observe();
     wrappers.assert_moved("as they were patched");
