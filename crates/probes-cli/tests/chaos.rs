@@ -57,6 +57,8 @@ mod follow;
 // Observations that count, time and show hits.
 #[path = "chaos/counting.rs"]
 mod counting;
+#[path = "chaos/function_observers.rs"]
+mod function_observers;
 #[path = "chaos/observations.rs"]
 mod observations;
 #[path = "chaos/observed_process.rs"]

@@ -19,7 +19,7 @@ use crate::storm::Storm;
 use crate::subject::{Subject, all, is_traced, patient_options, state_after};
 
 /// How many observers are killed at any moment, at least; a tenth of them in the short form.
-const KILLS: usize = 500;
+pub(crate) const KILLS: usize = 500;
 
 /// How many observations start and end under load; a tenth of them in the short form.
 const CYCLES: usize = 500;
@@ -29,7 +29,7 @@ const STORM_CYCLES: usize = 200;
 
 /// The environment variable that makes a test, run again in a process of its own, an observer: the
 /// pid that it observes, how many times, and whether it takes over.
-const OBSERVED: &str = "CHAOS_OBSERVED";
+pub(crate) const OBSERVED: &str = "CHAOS_OBSERVED";
 
 /// Small minor heaps, so that values are moved all the time.
 const RUNTIME: (&str, &str) = ("OCAMLRUNPARAM", "v=0,s=4k");
@@ -80,7 +80,7 @@ fn observe(what: &str) {
 }
 
 /// Runs the test of this name again, as an observer.
-fn observer(test: &str, pid: i32, times: u32) -> Command {
+pub(crate) fn observer(test: &str, pid: i32, times: u32) -> Command {
     observer_with(test, pid, times, false)
 }
 
@@ -99,6 +99,32 @@ fn programs() -> Vec<(PathBuf, &'static [&'static str])> {
     let mut programs = Vec::from(of("parked", &["6"]));
     programs.extend(of("threads", &["3"]));
     programs
+}
+
+/// Kills an observer of a process, whose observations take `longest` at most: one at any moment of its run, the next, by the
+/// number `kill`, soon after it has begun to trace the process.
+pub(crate) fn kill_at_random(
+    case: &mut Case,
+    pid: i32,
+    mut observer: Guard,
+    kill: usize,
+    mut longest: Duration,
+) {
+    if kill % 2 == 1 {
+        let started = Instant::now();
+        while !is_traced(pid) {
+            assert!(started.elapsed() < test_support::DEADLINE && observer.is_running());
+        }
+        longest /= 10;
+    }
+    let delay = case.random(longest.as_nanos() as u64);
+    std::thread::sleep(Duration::from_nanos(delay));
+    let was_tracing = is_traced(pid);
+    observer.child().kill().unwrap();
+    let status = observer.wait();
+    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{status}");
+    case.count("killed at random");
+    case.add("killed at random while tracing", u64::from(was_tracing));
 }
 
 // promise: Observations: An observer killed at any moment leaves threads that run on, and the next
@@ -127,27 +153,8 @@ fn observer_killed_at_any_moment_leaves_threads_running() {
                 assert!(Guard::spawn(&mut observer(name, pid, 1)).wait().success());
                 let longest = started.elapsed();
                 for kill in 0..each {
-                    let mut observer = Guard::spawn(&mut observer(name, pid, u32::MAX));
-                    // One is killed at any moment of its run, the next soon after it has begun
-                    // to trace the process.
-                    let mut longest = longest;
-                    if kill % 2 == 1 {
-                        let started = Instant::now();
-                        while !is_traced(pid) {
-                            assert!(
-                                started.elapsed() < test_support::DEADLINE && observer.is_running()
-                            );
-                        }
-                        longest /= 10;
-                    }
-                    let delay = case.random(longest.as_nanos() as u64);
-                    std::thread::sleep(Duration::from_nanos(delay));
-                    let was_tracing = is_traced(pid);
-                    observer.child().kill().unwrap();
-                    let status = observer.wait();
-                    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{status}");
-                    case.count("killed at random");
-                    case.add("killed at random while tracing", u64::from(was_tracing));
+                    let observer = Guard::spawn(&mut observer(name, pid, u32::MAX));
+                    kill_at_random(&mut case, pid, observer, kill, longest);
                     subject.assert_released();
                     if kill % 10 == 0 {
                         subject.talker.ask("report", "report");

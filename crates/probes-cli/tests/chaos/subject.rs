@@ -194,13 +194,7 @@ impl Subject {
     /// Asserts that no thread is traced or stopped.
     #[track_caller]
     pub(crate) fn assert_released(&self) {
-        let pid = self.pid();
-        eventually("every thread is released", || {
-            let is_stopped = |tid| process::status(tid, "State").starts_with(['t', 'T']);
-            let threads = process::threads(pid);
-            let is_free = !threads.into_iter().any(is_stopped) && !is_traced(pid);
-            is_free.then_some(())
-        });
+        assert_released(self.pid());
     }
 
     /// Repairs it, whatever its state is.
@@ -266,6 +260,17 @@ pub(crate) fn state_after(action: Action) -> (u16, State) {
         Action::Enable => (1, State::Enabled),
         Action::Disable => (0, State::Disabled),
     }
+}
+
+/// Asserts that no thread of the process is traced or stopped.
+#[track_caller]
+pub(crate) fn assert_released(pid: i32) {
+    eventually("every thread is released", || {
+        let is_stopped = |tid| process::status(tid, "State").starts_with(['t', 'T']);
+        let threads = process::threads(pid);
+        let is_free = !threads.into_iter().any(is_stopped) && !is_traced(pid);
+        is_free.then_some(())
+    });
 }
 
 /// Whether a thread of the process is traced.
