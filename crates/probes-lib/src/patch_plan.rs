@@ -211,10 +211,11 @@ impl PatchPlanner {
         let mut planned = self.plan_exits(&body, &candidates, accept);
         let mut plans = vec![first_possible(&mut planned)?];
         let leads_to_few = |plan: &ExitPlan| matches!(plan.entry.jump, Jump::Punned { .. });
-        while plans.last().is_some_and(leads_to_few)
-            && let Ok(next) = first_possible(&mut planned)
-        {
-            plans.push(next);
+        while plans.last().is_some_and(leads_to_few) {
+            match first_possible(&mut planned) {
+                Ok(next) => plans.push(next),
+                Err(_) => break,
+            }
         }
         Ok(plans)
     }

@@ -181,10 +181,10 @@ pub(crate) fn remove_stale(
         }
         let remover = Remover::Other { successor, name_of };
         let removed = remove_all(process, memory, &arenas, options, remover, || Ok(()));
-        if let Err(error) = &removed
-            && is_unmapped_meanwhile(process, memory, &arenas, error)
-            && !budget.is_spent()
-        {
+        let is_unmapped = removed
+            .as_ref()
+            .is_err_and(|error| is_unmapped_meanwhile(process, memory, &arenas, error));
+        if is_unmapped && !budget.is_spent() {
             continue;
         }
         let removed = removed.map_err(|error| {
