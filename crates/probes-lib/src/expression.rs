@@ -9,7 +9,7 @@
 //!      ─▶ answer      expression/interpret.rs   true, false, a number, or untyped; the reference for compiled code
 //! ```
 
-mod interpret;
+pub(crate) mod interpret;
 mod keys;
 mod lexer;
 mod problem;

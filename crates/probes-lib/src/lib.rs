@@ -154,8 +154,8 @@ pub use observe::{
     AvailableObservation, BadLinear, CallFrame, CallerLatency, CleanReport, CopiedStack, Counts,
     DiscardedPatches, Event, EventKind, Events, ForkedChildren, FunctionHits, FunctionLatency, Key,
     KeyedCount, KeyedCounts, KeyedHistogram, KeyedHistograms, KeyedTime, KeyedTimes, Latency,
-    Linear, Observation, Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket,
-    ValueHistogram, ValueRecorder,
+    Linear, Observation, PairKey, Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value,
+    ValueBucket, ValueHistogram, ValueRecorder,
 };
 pub use observer::{ObservationReport, Observer};
 

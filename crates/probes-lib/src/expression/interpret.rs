@@ -3,8 +3,8 @@
 use std::cmp::Ordering;
 
 use super::typed::{
-    DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, NO_SCAN_TAG, Number, STRING_TAG, Signedness,
-    Test, Text, Word, block_of, last_compared, words_of,
+    DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, MAX_COMPARED, NO_SCAN_TAG, Number,
+    STRING_TAG, Signedness, Test, Text, Word, block_of, last_compared, words_of,
 };
 
 /// A hit: what its arguments are, and what is in memory. `None`: it cannot be read, or is not known.
@@ -156,6 +156,39 @@ pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
         Number::Shifted(of, by, Signedness::Signed) => (number(of, hit)? as i64 >> by) as u64,
         Number::Shifted(of, by, Signedness::Unsigned) => number(of, hit)? >> by,
     })
+}
+
+/// Returns what keys are at a hit, as words: two hits have the same ones if, and only if, all of their keys are the same, of strings the
+/// first [`MAX_COMPARED`] bytes, and whether there are more. `None`: one is untyped, or of a kind that is not known here.
+pub(crate) fn key_words(parts: &[KeyPart], hit: &impl Hit) -> Option<Box<[u64]>> {
+    let mut key = Vec::with_capacity(parts.len());
+    for part in parts {
+        match part {
+            KeyPart::Number(of, _) => key.push(number(of, hit)?),
+            KeyPart::Text(Text::Ocaml(of)) => {
+                let at = word(of, hit)?;
+                let (tag, size) = header(at, hit)?;
+                if tag != STRING_TAG {
+                    return None;
+                }
+                // The word behind the longest whole string says that this is its end.
+                const WHOLE: usize = MAX_COMPARED / 8;
+                let many = WHOLE.min(usize::try_from(size).ok()?);
+                let end = WHOLE as u64 + 1;
+                let is_whole = size < end
+                    || size == end && {
+                        let last = hit.word_at(at.wrapping_add(MAX_COMPARED as u64))?;
+                        block_of(&[0; MAX_COMPARED]).last() == Some(&last)
+                    };
+                key.push(if is_whole { size } else { u64::MAX });
+                key.extend(words(at, many, hit)?);
+            }
+            KeyPart::Thread => key.push(hit.thread()?.into()),
+            KeyPart::Caller => key.push(hit.caller()?),
+            KeyPart::Text(Text::C(_)) | KeyPart::Probe => return None,
+        }
+    }
+    Some(key.into())
 }
 
 fn float(of: &Float, hit: &impl Hit) -> Option<f64> {

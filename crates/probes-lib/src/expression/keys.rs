@@ -5,6 +5,7 @@ use std::str::FromStr;
 use super::problem::ExpressionProblem as Problem;
 use super::typed::{KeyPart, MAX_REGISTERS};
 use super::{BadExpression, Expression, Scope};
+use crate::observe::layout::shared::MAX_ARGUMENTS;
 
 /// What hits are counted by: one or several expressions, such as `len(page), caller`.
 ///
@@ -81,6 +82,25 @@ impl Keys {
                     text,
                     0..text.len(),
                     Problem::DiffersAtEnds,
+                ));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// The same, where they are also to be found by what is recorded of a hit.
+    pub(crate) fn parts_of_recorded_pair(
+        &self,
+        scope: &Scope,
+    ) -> Result<Vec<KeyPart>, BadExpression> {
+        let parts = self.parts_of_pair(scope)?;
+        for (part, expression) in parts.iter().zip(&self.0) {
+            if !part.is_recorded(MAX_ARGUMENTS) {
+                let text = expression.as_str();
+                return Err(BadExpression::new(
+                    text,
+                    0..text.len(),
+                    Problem::NotRecorded,
                 ));
             }
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::expression::{Keys, MAX_DEPTH, MAX_LEN};
+use crate::observe::layout::shared::MAX_ARGUMENTS;
 
 /// Why a text is not an expression, or not one for a point.
 ///
@@ -292,6 +293,11 @@ pub enum ExpressionProblem {
         "this is not the same at the start and the stop of a pair: use an argument that identifies what is timed"
     )]
     DiffersAtEnds,
+    /// The key of pairs is to be found by what is recorded of hits, which does not have it.
+    #[error(
+        "this is not recorded of each hit: of the first {MAX_ARGUMENTS} arguments, ints, strings and ints in fields are, and tid"
+    )]
+    NotRecorded,
     /// More keys are calculated from arguments than registers can hold.
     #[error("at most {} keys can be made of arguments", Keys::MAX_HELD)]
     TooManyHeld,

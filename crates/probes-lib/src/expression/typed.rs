@@ -174,6 +174,20 @@ impl Number {
         }
     }
 
+    /// See [`KeyPart::is_recorded`].
+    fn is_recorded(&self) -> bool {
+        match self {
+            Number::Literal(_) | Number::Thread => true,
+            Number::Word(word)
+            | Number::Int(word)
+            | Number::Narrow(word, ..)
+            | Number::Tag(word) => !word.is_in_inner_block(),
+            Number::Len(_) | Number::Caller => false,
+            Number::Calculated(_, one, other) => one.is_recorded() && other.is_recorded(),
+            Number::Shifted(of, ..) => of.is_recorded(),
+        }
+    }
+
     /// Returns how many registers it takes to calculate it, if of two parts, the one that takes more is calculated
     /// first.
     pub(crate) fn registers(&self) -> usize {
@@ -267,6 +281,18 @@ impl KeyPart {
         }
     }
 
+    /// Returns whether the record of a hit has what it asks for, if that has so many arguments: of each, the word, the first bytes of a
+    /// string, and the first fields of a block. (How long a string is, and what is in strings in fields, is not recorded of long ones.)
+    pub(crate) fn is_recorded(&self, arguments: usize) -> bool {
+        let is_left_out = |index: u8| usize::from(index) >= arguments;
+        !self.has_argument(&is_left_out)
+            && match self {
+                KeyPart::Number(number, _) => number.is_recorded(),
+                KeyPart::Text(Text::Ocaml(Word::Argument(_))) | KeyPart::Thread => true,
+                KeyPart::Text(_) | KeyPart::Caller | KeyPart::Probe => false,
+            }
+    }
+
     /// Returns whether it asks for an argument for which `is_it` is true.
     pub(crate) fn has_argument(&self, is_it: &impl Fn(u8) -> bool) -> bool {
         match self {
@@ -317,6 +343,11 @@ pub(crate) enum Word {
 impl Word {
     fn is_in_block(&self) -> bool {
         matches!(self, Word::Field(..))
+    }
+
+    /// Returns whether it is a field of a block that is a field itself.
+    fn is_in_inner_block(&self) -> bool {
+        matches!(self, Word::Field(of, _) if of.is_in_block())
     }
 
     /// Returns the number of the argument that it begins with.

@@ -55,6 +55,8 @@ pub struct Observation {
     pub(crate) keys: Option<Keys>,
     /// The key by which the stop of a pair finds its start.
     pub(crate) pair_key: Option<Keys>,
+    /// Whether hits that are recorded say that key.
+    pub(crate) has_pair_keys: bool,
     /// By what times are distinguished.
     pub(crate) time_keys: Option<Keys>,
     /// Pairs and timed calls that last this long or longer are recorded one by one.
@@ -305,6 +307,24 @@ impl Observation {
     #[must_use]
     pub fn match_by(mut self, key: Keys) -> Observation {
         self.pair_key = Some(key);
+        self
+    }
+
+    /// Also evaluates that key at each end of a pair that is watched ([`Event::pair_key`](crate::Event::pair_key)), from what is recorded
+    /// of the hit. A key that needs more is refused.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let ends = ["req_start", "req_end"].map(Selector::name);
+    /// let watched = ends.into_iter().fold(Observation::new(), Observation::watch);
+    /// let request = "arg0".parse()?;
+    /// let observation = watched.time("req_start", "req_end").match_by(request).with_pair_keys();
+    /// # Ok::<(), probes_lib::BadExpression>(())
+    /// ```
+    #[must_use]
+    pub fn with_pair_keys(mut self) -> Observation {
+        self.has_pair_keys = true;
         self
     }
 

@@ -358,6 +358,7 @@ mod tests {
             key_kinds: Vec::new(),
             key_names: Arc::default(),
             slow_from: Duration::ZERO,
+            has_pair_keys: false,
             times: None,
             times_by_key: false,
             shared,

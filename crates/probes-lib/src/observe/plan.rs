@@ -58,6 +58,8 @@ pub(crate) struct ObservationPlan {
     pub(crate) key_names: Arc<Vec<String>>,
     /// How long pairs and calls last at least that are reported; zero if none are.
     pub(crate) slow_from: Duration,
+    /// Whether hits that are recorded at ends of pairs say their key.
+    pub(crate) has_pair_keys: bool,
     /// Which times are recorded; `None`: all.
     pub(crate) times: Option<TimeRange>,
     /// Whether times are distinguished by keys, the last of which is the name of the pair or function.
@@ -224,6 +226,7 @@ impl ObservationPlan {
             key_kinds: of_keys.kinds,
             key_names: Arc::new(key_names),
             slow_from: observation.slow_from.unwrap_or_default(),
+            has_pair_keys: observation.has_pair_keys,
             times,
             times_by_key: of_keys.are_of_times,
             shared,
@@ -829,7 +832,12 @@ fn pair_key(
     let Some(keys) = &observation.pair_key else {
         return Ok(None);
     };
-    let parts = keys.parts_of_pair(&scope_of(name, site));
+    let scope = scope_of(name, site);
+    let parts = if observation.has_pair_keys {
+        keys.parts_of_recorded_pair(&scope)
+    } else {
+        keys.parts_of_pair(&scope)
+    };
     Ok(Some(Arc::new(KeyRole {
         parts: parts.map_err(ObserveError::Expression)?,
         arguments: sources_of(site),

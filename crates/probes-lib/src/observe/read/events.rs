@@ -1,7 +1,9 @@
 //! [`Event`]: one hit, from the record that a trampoline has written of it.
 
+mod pair_key;
 mod slow;
 
+pub use pair_key::PairKey;
 pub use slow::SlowPair;
 
 use std::collections::HashMap;
@@ -25,7 +27,7 @@ use crate::observe::read::copied_stack::CopiedStack;
 use crate::observe::read::data_source;
 use crate::observe::read::ring::{Rings, word};
 use crate::observe::read::value::{CustomKind, RecordedArgument, Value};
-use crate::observe::role::{ArgumentFormat, ArgumentSource};
+use crate::observe::role::{ArgumentFormat, ArgumentSource, KeyRole};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
@@ -94,6 +96,9 @@ pub struct Event {
     /// Where the call is, of a function whose exits are recorded
     /// ([`Observation::watch_exits`](crate::Observation::watch_exits)).
     pub frame: Option<CallFrame>,
+    /// Of an end of a pair, the key of the pair, if it is asked for
+    /// ([`Observation::with_pair_keys`](crate::Observation::with_pair_keys)), and has a value.
+    pub pair_key: Option<PairKey>,
     /// Its stack, if it was copied ([`Observation::with_stacks`](crate::Observation::with_stacks)). At a return, it is
     /// that of the entry: the frames of the callers are the same.
     pub stack: Option<CopiedStack>,
@@ -377,6 +382,8 @@ struct WatchedPoint {
     is_watched: bool,
     /// Whether it is an end of pairs.
     is_pair_end: bool,
+    /// The key of its pairs, if hits are to say it.
+    pair_key: Option<Arc<KeyRole>>,
     arguments: Vec<ArgumentShape>,
     /// Whether returns are recorded.
     has_results: bool,
@@ -529,9 +536,15 @@ impl EventReader {
             return None;
         }
         let frame = watched.has_frames.then(|| frame(record));
-        let what = (watched.of, kind, all_recorded(record, shapes), tid);
+        let recorded = all_recorded(record, shapes);
+        let pair_key = watched.pair_key.as_ref();
+        let has_threads = self.thread_ids != ThreadIds::Unknown;
+        let pair_key =
+            pair_key.and_then(|key| PairKey::of(&key.parts, &recorded, has_threads.then_some(tid)));
+        let what = (watched.of, kind, recorded, tid);
         let mut event = self.hit(process, memory, clock, record, what);
         event.frame = frame;
+        event.pair_key = pair_key;
         event.stack = self.stack(record, &event);
         Some(event)
     }
@@ -565,6 +578,7 @@ impl EventReader {
             kind,
             arguments: values,
             frame: None,
+            pair_key: None,
             thread: self.thread(process, tid),
             stack: None,
             within: self.within.clone(),
@@ -690,6 +704,7 @@ fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>> {
             of: EventOf::Function(function),
             is_watched: role.watched.is_some(),
             is_pair_end: !role.ends.is_empty(),
+            pair_key: None,
             arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
             has_results,
             result: (watched.result_format.filter(|_| has_results))
@@ -724,6 +739,7 @@ fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>> {
                 },
                 is_watched: role.watched.is_some(),
                 is_pair_end: !role.ends.is_empty(),
+                pair_key: role.pair_key.clone().filter(|_| plan.has_pair_keys),
                 has_results: false,
                 result: None,
                 has_frames: false,

@@ -298,6 +298,39 @@ impl RecordedArgument<'_> {
         })
     }
 
+    /// Returns the word of the argument itself, if that is known.
+    pub(crate) fn passed(&self) -> Option<u64> {
+        let is_known = match self.source {
+            ArgumentSource::Unknown => false,
+            ArgumentSource::Memory(_) => self.header != record::UNREAD,
+            _ => true,
+        };
+        is_known.then_some(self.value)
+    }
+
+    /// Returns the words of the process that were recorded of an OCaml value, by their addresses.
+    pub(crate) fn memory(&self) -> Vec<(u64, u64)> {
+        let (Some(words), true) = (self.words, self.value & 7 == 0) else {
+            return Vec::new();
+        };
+        let (tag, size) = (self.header as u8, size_of(self.header));
+        let at = |index: usize| self.value.wrapping_add(8 * index as u64);
+        let mut memory = vec![(self.value.wrapping_sub(8), self.header)];
+        if tag <= GREATEST_TAG || tag == FORWARD_TAG {
+            let fields = fields::words_of_fields(tag, size, words);
+            for (index, (field, header)) in fields.into_iter().enumerate() {
+                memory.push((at(index), field));
+                if header != 0 {
+                    memory.push((field.wrapping_sub(8), header));
+                }
+            }
+        } else if tag != OBJECT_TAG {
+            let words = (0..size).map_while(|index| word(words, index));
+            memory.extend(words.enumerate().map(|(index, word)| (at(index), word)));
+        }
+        memory
+    }
+
     /// Decodes a word of C.
     fn word(&self) -> Value {
         /// Between them are the addresses that programs usually have.

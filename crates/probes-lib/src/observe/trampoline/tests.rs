@@ -573,6 +573,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
         key_kinds: Vec::new(),
         key_names: Arc::default(),
         slow_from: Duration::ZERO,
+        has_pair_keys: false,
         times: None,
         times_by_key: false,
         shared,

@@ -69,6 +69,30 @@ fn cells_of(mut values: Vec<Value>, cells: u64) -> Value {
     }
 }
 
+/// Returns the words of the first fields of a block of this tag and size, from what was copied of it, each with the header of the block
+/// that it points to; 0 if that is not known.
+pub(super) fn words_of_fields(tag: u8, size: u64, words: &[u8]) -> Vec<(u64, u64)> {
+    let mut reader = Fields { words, at: 1 };
+    let mut fields = Vec::new();
+    // Of a list, the first fields of the next cells follow.
+    let is_list = word(words, 0).unwrap_or(0) > 0 && (tag, size) == (0, 2);
+    let most = if is_list { 1 } else { size };
+    while (fields.len() as u64) < most {
+        let at = reader.at;
+        let Some(value) = reader.word() else {
+            break;
+        };
+        let header = if value & 7 == 0 { reader.word() } else { None };
+        fields.push((value, header.unwrap_or(0)));
+        // What was copied of the block that it points to is skipped.
+        reader.at = at;
+        if reader.next(&mut |_| CustomKind::Unknown).is_none() {
+            break;
+        }
+    }
+    fields
+}
+
 /// Words that are being decoded.
 struct Fields<'r> {
     words: &'r [u8],
