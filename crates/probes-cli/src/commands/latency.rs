@@ -290,7 +290,7 @@ pub(super) fn warn_of_interleaved(
     if let Some(names) = unknown {
         messages.note_to_people(&format!(
             "{names}: if events interleave in a thread, that may not be seen, and times are wrong: the probes have no int of one name as \
-             an argument; `latency -key EXPR` says which stop belongs to which start"
+             an argument; -key EXPR of `latency` and `record` says which stop belongs to which start"
         ));
     }
 }

@@ -1,5 +1,6 @@
 //! `record`: what happens in a process, on one time line, in a file for a viewer.
 
+mod keyed_starts;
 mod program;
 mod recording;
 mod sink;
@@ -46,14 +47,24 @@ recorder.
 
 When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format:
     slices N instants N values N unwound N running N without_stop N
-        unmatched_exits N unmatched_stops N too_deep N lost_hits N lost_words N lost_switches N
-        bytes N seconds S
+        unmatched_exits N unmatched_stops N without_key N lost_starts N too_deep N lost_hits N
+        lost_words N lost_switches N bytes N seconds S
 on one line. If hits were lost, lines follow for the names, up to three, that most hits had that
 were read meanwhile:
     frequent SHARE NAME
-They are probably the ones to leave out. If pairs interleave in a thread, or move between threads,
-their slices are wrong, and `-over` does not heed them. If that is noticed, or may be so, a warning,
-an instant in the file, and a line for each pair, in the words of `latency`, say it:
+They are probably the ones to leave out.
+
+Requests that overlap in one thread, as with Lwt, Async or Eio, or move between threads or domains,
+need -key EXPR: a STOP then ends the START with the same EXPR, such as arg0, request, or str(arg1),
+in whichever thread that was. It must differ between all requests that are under way at a time. If a
+START has that of an earlier one without STOP, the slice of that one ends. WITHOUT_KEY are the hits
+of START and STOP for which EXPR has no answer: no slice is drawn for them. LOST_STARTS were
+forgotten, because 65,536 others waited. Of each hit, ints, strings and the ints in fields of the
+first 6 arguments are recorded, and tid: EXPR can ask for these.
+
+Without -key, the slices of such requests are wrong, and `-over` does not heed them. If that is
+noticed, or may be so, a warning, an instant in the file, and a line for each pair, in the words of
+`latency`, say it:
     pair START,STOP interleaved N untrusted
 
 With -prog FILE it starts the program, with -gc with its runtime events on, and records it from its
@@ -67,6 +78,8 @@ Signals sent to ocaml-probes are passed on to the program if it is observed.";
        ocaml-probes record -prog FILE -o FILE [FLAGS] [-- ARGS]")]
 #[command(after_help = with_regexp_help(HELP))]
 #[command(next_help_heading = "Flags", mut_arg("force", |force| force.conflicts_with("prog").help(FORCE_HELP)))]
+#[command(mut_arg("pair", |pair| pair.help("Record START to STOP in one thread as a slice; may be repeated")))]
+#[command(mut_arg("key", |key| key.help("Record START to the STOP with the same EXPR, in any thread")))]
 pub(crate) struct Args {
     #[command(flatten)]
     observed: ProcessOrProgram,

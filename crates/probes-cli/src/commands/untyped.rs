@@ -26,6 +26,11 @@ pub(super) fn warn_of_times_without_key(messages: &Messages, only_untyped: Optio
     }
 }
 
+/// Warns that ends of pairs are not recorded: `what` says how many.
+pub(super) fn warn_of_slices_without_key(messages: &Messages, what: &str) {
+    warn(messages, what);
+}
+
 fn warn(messages: &Messages, what: &str) {
     let why = "an argument does not have the type that an expression needs";
     messages.warning(WarningKind::Untyped, &format!("{what}: {why}"), HINT);

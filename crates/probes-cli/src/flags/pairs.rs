@@ -135,6 +135,11 @@ pub(crate) fn usdt_pair(typed: &str) -> Result<UsdtPair, String> {
 }
 
 impl Pairs {
+    /// Whether stops find their starts by a key.
+    pub(crate) fn are_by_key(&self) -> bool {
+        self.key.is_given()
+    }
+
     pub(crate) fn add_to(&self, observation: Observation) -> Observation {
         let pairs = self.pairs.iter();
         let observation = pairs.fold(observation, |all, pair| all.time(&pair.start, &pair.stop));

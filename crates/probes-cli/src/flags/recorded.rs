@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 
-use super::checked::{Flags, each_once};
+use super::checked::Flags;
 use super::duration::bound;
 use super::function_selection::NamedFunctionFlags;
-use super::pairs::{Pair, pair};
+use super::pairs::{PairFlags, Pairs};
 use super::probe_selection::{ProbeFlags, probe_name};
 use super::usdt::UsdtFlags;
 use super::watched::CallFlags;
@@ -18,9 +18,8 @@ use super::watched::CallFlags;
 pub(crate) struct RecordedFlags {
     #[command(flatten)]
     probes: ProbeFlags,
-    /// Record START to STOP in one thread as a slice; may be repeated
-    #[arg(id = "pair", long, value_name = "START,STOP", value_parser = pair)]
-    pairs: Vec<Pair>,
+    #[command(flatten)]
+    pairs: PairFlags,
     #[command(flatten)]
     functions: NamedFunctionFlags,
     #[command(flatten)]
@@ -45,7 +44,7 @@ pub(crate) struct RecordedFlags {
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) probes: Vec<Selector>,
-    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pairs: Pairs,
     functions: Vec<FunctionSelector>,
     calls: CallFlags,
     pub(crate) until: Option<String>,
@@ -59,14 +58,14 @@ impl Flags for RecordedFlags {
 
     fn check(self) -> Result<Recorded, String> {
         let mut functions = self.functions.selectors()?;
+        let pairs = self.pairs.check()?;
         if functions.is_empty() {
             self.calls.refuse_without("-fn")?;
         }
-        if self.over.is_some() && functions.is_empty() && self.pairs.is_empty() {
+        if self.over.is_some() && functions.is_empty() && pairs.is_empty() {
             return Err("-over needs -pair or -fn: it is about slices of these".to_owned());
         }
         functions.extend(self.usdt.selectors()?);
-        each_once("-pair", &self.pairs)?;
         let probes = if self.probes.is_empty() {
             Vec::new()
         } else {
@@ -75,7 +74,7 @@ impl Flags for RecordedFlags {
         let has_points = self.until.is_some()
             || !probes.is_empty()
             || !functions.is_empty()
-            || !self.pairs.is_empty();
+            || !pairs.is_empty();
         if !(has_points || self.gc || self.off_cpu) {
             return Err(
                 "needs -probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS, -usdt GLOBS, -until NAME, -gc or -off-cpu"
@@ -84,7 +83,7 @@ impl Flags for RecordedFlags {
         }
         Ok(Recorded {
             probes,
-            pairs: self.pairs,
+            pairs,
             functions,
             calls: self.calls,
             until: self.until,
@@ -133,8 +132,7 @@ impl Recorded {
         let names = names.into_iter().map(Selector::name);
         let observation = names.fold(observation, Observation::watch);
         // Also timed in the process, where it is seen if pairs interleave.
-        let pairs = self.pairs.iter();
-        let observation = pairs.fold(observation, |all, pair| all.time(&pair.start, &pair.stop));
+        let observation = self.pairs.add_to(observation).with_pair_keys();
         self.calls
             .add_to(observation, &self.functions)
             .watch_exits()

@@ -31,6 +31,10 @@ pub(crate) struct RecordCounts {
     /// Exits of calls that began before the recording, or whose entries were lost.
     pub(crate) unmatched_exits: u64,
     pub(crate) unmatched_stops: u64,
+    /// Starts and stops of pairs that have no key, and are in no slice.
+    pub(crate) without_key: u64,
+    /// Starts that were forgotten, because too many waited for the stops with their keys.
+    pub(crate) lost_starts: u64,
     /// Calls within too many others.
     pub(crate) too_deep: u64,
     pub(crate) lost_hits: u64,
@@ -104,6 +108,8 @@ impl<'r> RecordReport<'r> {
             ("without_stop", counts.without_stop),
             ("unmatched_exits", counts.unmatched_exits),
             ("unmatched_stops", counts.unmatched_stops),
+            ("without_key", counts.without_key),
+            ("lost_starts", counts.lost_starts),
             ("too_deep", counts.too_deep),
             ("lost_hits", counts.lost_hits),
             ("lost_words", counts.lost_words),

@@ -107,6 +107,7 @@ def main(path, is_cut):
         elif kind == "end":
             one = slices.pop()
             one["end"] = time
+            one["begin_args"], one["end_args"] = one["args"], arguments
             one["args"] = {**one["args"], **arguments}
         else:
             one = {"track": track, "name": name, "time": time, "args": arguments}

@@ -11,6 +11,7 @@ use probes_lib::{
 };
 
 use super::Args;
+use super::keyed_starts::MAX_WAITING;
 use super::sink::{MAX_KEPT, Sink};
 use super::timeline::Timeline;
 use super::waits::WaitsReader;
@@ -25,6 +26,7 @@ use crate::commands::opened_events::{
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::step_failures::StepFailures;
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
+use crate::commands::untyped::warn_of_slices_without_key;
 use crate::commands::watch::note_unknown_arguments;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -35,13 +37,13 @@ use crate::output::{
     TimelineFormat, TracedProcess, WarningKind,
 };
 use crate::signals::TerminationSignals;
-use crate::text::{Escaped, number_that_were};
+use crate::text::{Escaped, number_of, number_that_were};
 
 /// How often waits are read if nothing else is.
 const WAITS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What to do about pairs that interleave, or may.
-const BY_KEY: &str = "`latency -key EXPR`, such as -key arg0, has the right times, and with -over the long ones: EXPR says which stop belongs to which start";
+const BY_KEY: &str = "give -key EXPR, such as -key arg0: it says which stop belongs to which start; `latency -key EXPR` has the times alone";
 
 /// How often it is looked whether pairs interleave.
 const LATENCIES_INTERVAL: Duration = Duration::from_millis(200);
@@ -137,15 +139,20 @@ impl<'r> Recording<'r> {
         (file, format): (TimelineFile, TimelineFormat),
     ) -> Recording<'r> {
         let sink = Sink::new(format, &traced(pid, program), file, args.last);
-        let (pairs, until) = (args.recorded.pairs.clone(), args.recorded.until.clone());
+        let (pairs, until) = (args.recorded.pairs.to_vec(), args.recorded.until.clone());
         let probes = args.recorded.probes.clone();
+        let timeline = Timeline::new(pid, pairs, until, sink).with_instants(probes);
         Recording {
             args,
             output,
             pid,
             program: program.to_owned(),
             format,
-            timeline: Timeline::new(pid, pairs, until, sink).with_instants(probes),
+            timeline: if args.recorded.pairs.are_by_key() {
+                timeline.with_pairs_by_key()
+            } else {
+                timeline
+            },
             events: None,
             missed: None,
             waits: None,
@@ -400,6 +407,13 @@ impl<'r> Recording<'r> {
         for (doubt, _) in pairs.cautions() {
             self.timeline.add_doubt(doubt);
         }
+        let (without_key, lost_starts) = (
+            left_out_without_key(self.timeline.counts),
+            lost_starts(self.timeline.counts),
+        );
+        for doubt in without_key.iter().chain(&lost_starts) {
+            self.timeline.add_doubt(doubt.clone());
+        }
         self.timeline.finish(ended);
         failures.add(self.timeline.sink().flush(true));
         let mut counts = self.timeline.counts;
@@ -425,8 +439,20 @@ impl<'r> Recording<'r> {
         failures.add(text.and_then(|text| output.print_result(&text)));
         warn(counts, &frequent, &lost_words, output);
         let pairs = RecordedPairs::of(&self.latencies);
-        let cautions = pairs.cautions().map(|(caution, _)| (caution, BY_KEY));
+        let are_by_key = self.args.recorded.pairs.are_by_key();
+        let cautions = pairs.cautions();
+        let cautions = cautions.map(|(caution, hint)| {
+            let hint = if are_by_key { hint } else { BY_KEY };
+            (caution, hint)
+        });
         warn_of_interleaved(&output.messages, cautions, pairs.unknown());
+        if let Some(what) = without_key {
+            warn_of_slices_without_key(&output.messages, &what);
+        }
+        if let Some(what) = lost_starts {
+            let hint = "a start whose stop an exception skips waits as well: record for a shorter time, or a pair that always ends";
+            output.messages.warning(WarningKind::LostTimes, &what, hint);
+        }
         if let Some(missed) = self.missed {
             missed.warn(self.pid, &output.messages);
         }
@@ -519,6 +545,27 @@ fn most_frequent(names: &[FrequentName]) -> String {
             )
         }
     }
+}
+
+/// Says that ends of pairs are not in the time line, because they have no key.
+fn left_out_without_key(counts: RecordCounts) -> Option<String> {
+    let ends = number_of(counts.without_key, "end");
+    let have = if counts.without_key == 1 {
+        "has"
+    } else {
+        "have"
+    };
+    let what = format!("{ends} of pairs {have} no key: no slice is drawn for them");
+    (counts.without_key > 0).then_some(what)
+}
+
+/// Says that starts were forgotten, because too many waited for the stops with their keys.
+fn lost_starts(counts: RecordCounts) -> Option<String> {
+    let were = number_that_were(counts.lost_starts, "start");
+    let what = format!(
+        "{were} forgotten, because more than {MAX_WAITING} others waited for the stops with their keys: these slices end too early"
+    );
+    (counts.lost_starts > 0).then_some(what)
 }
 
 /// Says what the time line lacks.

@@ -4,7 +4,7 @@
 //! ```text
 //! call    entry: calls at this place of the stack or a lower one were unwound; push
 //!         exit:  calls at a lower place were unwound; if the last one left is at this place, and of this function, pop
-//! pair    START: push; STOP: pop, in the same thread
+//! pair    START: push; STOP: pop, in the same thread; or by a key, each slice on a lane of its own
 //! phase   begin: push; end: pop up to the last one of its name
 //! wait    a slice by itself
 //! ```
@@ -18,10 +18,11 @@ use std::mem::take;
 
 use foldhash::{HashMap, HashMapExt};
 use probes_lib::{
-    CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, RecordedWait, RingEntry,
+    CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, PairKey, RecordedWait, RingEntry,
     RuntimeEventKind, Selector,
 };
 
+use super::keyed_starts::{KeyedStart, KeyedStarts};
 use super::sink::Sink;
 use super::starts::{OpenStarts, StartsInThread};
 use crate::flags::{Pair, selects};
@@ -68,6 +69,8 @@ pub(super) struct Timeline {
     /// How many calls are open.
     open: usize,
     starts: OpenStarts,
+    /// Instead of these, if stops find their starts by a key.
+    keyed_starts: Option<KeyedStarts<PairKey>>,
     domains: HashMap<u32, DomainTracks>,
     /// When runtime events were paused and resumed.
     gaps: EventGaps,
@@ -169,6 +172,7 @@ const UNWOUND_OR_LOST: &str = "unwound, or its exit was lost: seen here at the l
 const TAIL: &str = "by a call in tail position";
 const NO_STOP: &str = "without a stop";
 const TOO_MANY: &str = "too many starts wait: lasted longer";
+const KEY_AGAIN: &str = "without a stop: the next start has its key";
 const LOST: &str = "its end was lost";
 
 impl Timeline {
@@ -189,6 +193,7 @@ impl Timeline {
             stacks: HashMap::new(),
             open: 0,
             starts: OpenStarts::default(),
+            keyed_starts: None,
             domains: HashMap::new(),
             gaps: EventGaps::default(),
             latest: 0,
@@ -206,6 +211,12 @@ impl Timeline {
     /// Hits of these probes are instants, also if they are ends of pairs.
     pub(super) fn with_instants(mut self, probes: Vec<Selector>) -> Timeline {
         self.probes = probes;
+        self
+    }
+
+    /// Stops find their starts by a key, in whichever thread.
+    pub(super) fn with_pairs_by_key(mut self) -> Timeline {
+        self.keyed_starts = Some(KeyedStarts::default());
         self
     }
 
@@ -483,6 +494,10 @@ impl Timeline {
                 continue;
             }
             is_end = true;
+            if self.keyed_starts.is_some() {
+                self.hit_by_key(event, index, (starts, stops));
+                continue;
+            }
             if stops {
                 self.stop(event, index, starts);
             }
@@ -526,11 +541,7 @@ impl Timeline {
         let stopped = open.and_then(|open| Some((open.track, open.stop()?)));
         match stopped {
             Some((track, (began, is_drawn))) => {
-                let lasted = event.monotonic.saturating_sub(began);
-                let longest = self.longest_pairs.get_mut(index);
-                if let Some(longest) = longest.and_then(Option::as_mut) {
-                    *longest = lasted.max(*longest);
-                }
+                self.add_pair_time(index, event.monotonic.saturating_sub(began));
                 if is_drawn {
                     let arguments = hit_annotations(event);
                     self.emit(track, event.monotonic, TrackEventKind::End, arguments);
@@ -540,6 +551,79 @@ impl Timeline {
             None if is_start => {}
             None => self.counts.unmatched_stops += 1,
         }
+    }
+
+    /// A pair lasted so many nanoseconds.
+    fn add_pair_time(&mut self, index: usize, lasted: u64) {
+        let longest = self.longest_pairs.get_mut(index);
+        if let Some(longest) = longest.and_then(Option::as_mut) {
+            *longest = lasted.max(*longest);
+        }
+    }
+
+    /// Adds a hit that starts or stops a pair, or does both, where stops find their starts by a key.
+    fn hit_by_key(&mut self, event: &Event, index: usize, (starts, stops): (bool, bool)) {
+        let (Some(keyed), Some(key)) = (&mut self.keyed_starts, &event.pair_key) else {
+            self.counts.without_key += 1;
+            return;
+        };
+        let key = (index, key.clone());
+        let time = event.monotonic;
+        if stops {
+            match keyed.take(&key) {
+                Some(start) => self.stop_by_key(event, index, start),
+                None if starts => {}
+                None => self.counts.unmatched_stops += 1,
+            }
+        }
+        if starts {
+            let keyed = self.keyed_starts.as_mut();
+            let (earlier, oldest) = keyed.map_or((None, None), |keyed| {
+                (keyed.take(&key), keyed.take_if_full())
+            });
+            self.counts.lost_starts += u64::from(oldest.is_some());
+            for (start, how) in [(earlier, KEY_AGAIN), (oldest, TOO_MANY)] {
+                if let Some(start) = start {
+                    self.counts.without_stop += 1;
+                    self.end_slices(start.track, 1, time, how);
+                }
+            }
+            self.start_by_key(event, key);
+        }
+    }
+
+    fn start_by_key(&mut self, event: &Event, key: (usize, PairKey)) {
+        let (thread, time) = (event.thread.unwrap_or(0), event.monotonic);
+        let Some(keyed) = &mut self.keyed_starts else {
+            return;
+        };
+        let (lane, track) = keyed.take_lane((key.0, thread));
+        let pair = self.pairs[key.0].to_string();
+        let track = track.unwrap_or_else(|| {
+            let parent = self.thread(thread);
+            let name = match lane {
+                0 => format!("{thread} {pair}"),
+                _ => format!("{thread} {pair} {}", lane + 1),
+            };
+            self.track(&TrackOf::Lane(parent), &name)
+        });
+        if let Some(keyed) = &mut self.keyed_starts {
+            keyed.add(key, (thread, time), (lane, track));
+        }
+        let name = self.name(&pair);
+        self.counts.slices += 1;
+        let kind = TrackEventKind::Begin(name);
+        self.emit(track, time, kind, hit_annotations(event));
+    }
+
+    fn stop_by_key(&mut self, event: &Event, index: usize, start: KeyedStart) {
+        let time = event.monotonic;
+        self.add_pair_time(index, time.saturating_sub(start.began));
+        let mut arguments = hit_annotations(event);
+        if let Some(thread) = event.thread.filter(|thread| *thread != start.thread) {
+            arguments.push(Annotation::int("thread", thread));
+        }
+        self.emit(start.track, time, TrackEventKind::End, arguments);
     }
 
     /// Ends starts that get no stop.
@@ -721,6 +805,11 @@ impl Timeline {
         self.counts.running += ends.len() as u64;
         let starts = self.starts.take_all();
         self.end_starts(starts, time);
+        let keyed = self.keyed_starts.as_mut().map(KeyedStarts::take_all);
+        for start in keyed.unwrap_or_default() {
+            self.counts.without_stop += 1;
+            self.end_slices(start.track, 1, time, NO_STOP);
+        }
         let domains: Vec<u32> = self.domains.keys().copied().collect();
         for domain in domains {
             self.lost_first_words(domain, time);
@@ -797,6 +886,7 @@ impl Timeline {
         let used = threads.chain(domains).chain(stacks).copied();
         let used: BTreeSet<TrackId> = used
             .chain(self.starts.tracks())
+            .chain(self.keyed_starts.iter().flat_map(KeyedStarts::tracks))
             .chain([TrackId::PROCESS])
             .collect();
         self.tracks.retain(|track, _| used.contains(track));
