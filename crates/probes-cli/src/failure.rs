@@ -51,6 +51,8 @@ pub(crate) enum Failure {
     NoRuntimeEvents(PathBuf),
     /// A file could not be written to its end: how many bytes of it were.
     CutFile(PathBuf, u64, io::Error),
+    /// A file could not be written, and is as it was before.
+    KeptFile(PathBuf, io::Error),
     /// A program that was to be profiled cannot be started.
     StartProgram(PathBuf, io::Error),
     /// More processes are to be observed than is possible: how many are observed already.
@@ -188,6 +190,7 @@ impl Failure {
             | Failure::DoneUnwritten(..)
             | Failure::WriteFile(..)
             | Failure::CutFile(..)
+            | Failure::KeptFile(..)
             | Failure::StartProgram(..)
             | Failure::System(..) => None,
         }
@@ -241,6 +244,13 @@ impl fmt::Display for Failure {
             }
             Failure::WriteFile(path, error) => {
                 write!(f, "cannot write {}: {}", path.display(), reason(error))
+            }
+            Failure::KeptFile(path, error) => {
+                let (path, why) = (path.display(), reason(error));
+                write!(
+                    f,
+                    "cannot write {path}: {why}; the file is as it was before"
+                )
             }
             Failure::NoRuntimeEvents(path) => {
                 write!(f, "{} has written no runtime events", path.display())

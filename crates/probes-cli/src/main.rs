@@ -16,6 +16,7 @@ mod interruptible_output;
 mod messages;
 mod output;
 mod progress;
+mod replacement;
 mod search_path;
 mod signals;
 mod spelling;

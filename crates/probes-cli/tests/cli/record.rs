@@ -1,7 +1,8 @@
 //! `record`: time lines, read back by other people's readers and compared with what the programs say that they did.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
@@ -375,18 +376,7 @@ fn file_that_was_cut_can_be_read() {
     for format in FORMATS {
         let mut target = Talker::start(&program("calls"));
         let file = scratch.file(format);
-        let mut limited = Command::new("sh");
-        // In units of 512 or 1024 bytes; what does not fit is then an error, and no signal.
-        let script = "trap '' XFSZ; ulimit -f 400; exec \"$@\"";
-        let tool = command(["record", "-fn", "Calls.*", "-pid"]);
-        limited
-            .args(["-c", script, "sh"])
-            .arg(tool.get_program())
-            .args(tool.get_args());
-        limited.arg(target.pid().to_string()).arg("-o").arg(&file);
-        for (name, value) in tool.get_envs() {
-            limited.env(name, value.unwrap_or_default());
-        }
+        let limited = limited_command(400, target.pid(), &["-fn", "Calls.*"], &file);
         let mut tool = started(limited, "stopped ");
         eventually("the file is full", || {
             target.ask("run 1 300", "calls");
@@ -440,6 +430,126 @@ fn flight_recorder_writes_the_last_time() {
         for one in outer {
             assert!(one["args"]["began_ns_earlier"].as_u64().unwrap() > 0);
         }
+    }
+}
+
+/// `record` of a process, which cannot write more than so many blocks of 512 or 1024 bytes to a file: that is then an error, and no signal.
+fn limited_command(blocks: u32, pid: i32, flags: &[&str], file: &Path) -> Command {
+    let tool = record_command(pid, flags, file);
+    let mut limited = Command::new("sh");
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+    limited.args(["-c", &script, "sh"]);
+    limited.arg(tool.get_program()).args(tool.get_args());
+    for (name, value) in tool.get_envs() {
+        limited.env(name, value.unwrap_or_default());
+    }
+    limited
+}
+
+/// The names in the directory of a file.
+fn names_beside(file: &Path) -> Vec<String> {
+    let entries = fs::read_dir(file.parent().unwrap()).unwrap();
+    let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+// promise: Time lines: A flight recorder that cannot write its file leaves the old one as it was, or none, and no other (3 formats)
+#[test]
+fn flight_recorder_keeps_the_old_file() {
+    for format in FORMATS {
+        let scratch = Scratch::new();
+        let mut target = Talker::start(&program("calls"));
+        let file = scratch.file(format);
+        for old in [Some("old"), None] {
+            let before = names_beside(&file);
+            let _ = fs::remove_file(&file);
+            if let Some(old) = old {
+                fs::write(&file, old).unwrap();
+            }
+            let flags = ["-fn", "Calls.*", "-last", "1h", "-json"];
+            let tool = started(limited_command(8, target.pid(), &flags, &file), "stopped ");
+            target.ask("run 1 300", "calls");
+            let done = tool.end();
+            let expected = format!(
+                "cannot write {}: File too large; the file is as it was before",
+                file.display()
+            );
+            assert!(done.stderr.contains(&expected), "{}", done.stderr);
+            assert_eq!(done.code, Some(1));
+            let report = object(&done.stdout);
+            assert_eq!(
+                (&report["bytes"], &report["slices"]),
+                (&0.into(), &0.into())
+            );
+            assert_eq!(fs::read_to_string(&file).ok().as_deref(), old);
+            let names = names_beside(&file);
+            let own = names.iter().filter(|it| !before.contains(it));
+            assert!(own.eq(old.map(|_| format)), "{names:?}");
+            assert!(!is_observed(target.pid()));
+        }
+    }
+}
+
+#[test]
+fn flight_recorder_replaces_the_file_as_a_whole() {
+    let scratch = Scratch::new();
+    let (file, link) = (scratch.file("old.json"), scratch.file("link.json"));
+    let mut target = Talker::start(&program("calls"));
+    fs::write(&file, "old").unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
+    symlink("old.json", &link).unwrap();
+    let mut old = File::open(&file).unwrap();
+    let before = names_beside(&file);
+    let mut record = |flags: &[&str], to: &Path| {
+        let tool = recording(target.pid(), flags, to);
+        target.ask("run 1 20", "calls");
+        tool.end().answer();
+        assert_eq!(names_beside(&file), before);
+    };
+    let flags = ["-fn", "Calls.leaf", "-last", "1h"];
+    record(&flags, &link);
+    assert_eq!(slices(&read(&link), "Calls.leaf").len(), 30);
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o640);
+    // It is another file.
+    let mut text = String::new();
+    old.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "old");
+    // One with several names stays the same.
+    fs::remove_file(&link).unwrap();
+    fs::hard_link(&file, &link).unwrap();
+    record(&flags, &file);
+    assert_eq!(slices(&read(&link), "Calls.leaf").len(), 30);
+    // One that has been removed is made anew.
+    fs::remove_file(&link).unwrap();
+    let tool = recording(target.pid(), &flags, &file);
+    target.ask("run 1 20", "calls");
+    fs::remove_file(&file).unwrap();
+    tool.end().answer();
+    assert_eq!(slices(&read(&file), "Calls.leaf").len(), 30);
+}
+
+// promise: Time lines: A flight recorder that is interrupted again while it writes leaves one whole file, and no other (20)
+#[test]
+fn interrupted_flight_recorder_leaves_one_file() {
+    let scratch = Scratch::new();
+    let file = scratch.file("twice.json");
+    fs::write(&file, "[]").unwrap();
+    let before = names_beside(&file);
+    let mut target = Talker::start(&program("calls"));
+    for milliseconds in 0..20 {
+        let flags = ["-fn", "Calls.*", "-last", "1h", "-force"];
+        let tool = recording(target.pid(), &flags, &file);
+        target.ask("run 1 500", "calls");
+        let pid = Pid::from_raw(tool.tool.pid());
+        kill(pid, Signal::SIGINT).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(milliseconds));
+        tool.end();
+        assert_eq!(names_beside(&file), before);
+        read(&file);
     }
 }
 

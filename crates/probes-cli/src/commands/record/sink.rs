@@ -165,18 +165,29 @@ impl Sink {
         }
         if let Some(last) = self.last.take() {
             self.is_short = last.is_short();
+            self.file.replace()?;
             self.write_last(last);
         }
         if is_over || self.written.elapsed() >= WAIT {
             self.write_block();
         }
         if let Some(failure) = self.failure.take() {
+            self.forget_unwritten();
             return Err(failure);
         }
         if is_over {
-            self.file.finish(self.encoder.end())?;
+            let finished = self.file.finish(self.encoder.end());
+            self.forget_unwritten();
+            finished?;
         }
         Ok(())
+    }
+
+    /// If the file is as it was before, nothing is in it.
+    fn forget_unwritten(&mut self) {
+        if self.file.is_cut() && self.file.len() == 0 {
+            self.in_file = WrittenEvents::default();
+        }
     }
 
     fn write_last(&mut self, mut last: LastEvents) {

@@ -4,13 +4,16 @@
 //! ```text
 //! earlier blocks | end            the next write replaces the end by a block and the end
 //! ```
+//!
+//! One that is written only in the end ([`TimelineFile::replace`]) keeps its old contents until the new ones are whole.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
+use crate::replacement::Replacement;
 
 /// A file that is written block by block.
 #[derive(Debug)]
@@ -24,6 +27,10 @@ pub(crate) struct TimelineFile {
     end: &'static [u8],
     /// Whether a block could not be written: then no more are.
     has_failed: bool,
+    /// What is written instead, and takes its place in the end.
+    replacement: Option<Replacement>,
+    /// Whether we have made it, and nothing was written.
+    is_new: bool,
 }
 
 impl TimelineFile {
@@ -31,12 +38,17 @@ impl TimelineFile {
     pub(crate) fn create(path: &Path) -> Result<TimelineFile, Failure> {
         let open = || {
             let mut options = OpenOptions::new();
-            let file = options.write(true).create(true).truncate(false);
-            let file = file.open(path)?;
+            let options = options.write(true);
+            let (file, is_new) = match options.clone().create_new(true).open(path) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    (options.create(true).truncate(false).open(path)?, false)
+                }
+                opened => (opened?, true),
+            };
             let is_regular = file.metadata()?.is_file();
-            Ok((file, is_regular))
+            Ok((file, is_regular, is_new))
         };
-        let (file, is_regular) =
+        let (file, is_regular, is_new) =
             open().map_err(|error| Failure::WriteFile(path.to_owned(), error))?;
         Ok(TimelineFile {
             path: path.to_owned(),
@@ -45,7 +57,30 @@ impl TimelineFile {
             len: 0,
             end: b"",
             has_failed: false,
+            replacement: None,
+            is_new,
         })
+    }
+
+    /// From now on, everything is written to another file, which takes the place of this one when that is finished, if it can.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for it.
+    pub(crate) fn replace(&mut self) -> Result<(), Failure> {
+        if self.is_regular {
+            let begun = Replacement::begin(&self.path);
+            self.replacement = begun.map_err(|error| self.kept(error))?;
+        }
+        Ok(())
+    }
+
+    /// The other file could not be written: it is removed, and this one is as it was.
+    fn kept(&mut self, error: io::Error) -> Failure {
+        self.has_failed = true;
+        self.replacement = None;
+        (self.len, self.end) = (0, b"");
+        Failure::KeptFile(self.path.clone(), error)
     }
 
     /// How many bytes were written.
@@ -73,6 +108,13 @@ impl TimelineFile {
             return Ok(());
         }
         let len = block.len() as u64;
+        if let Some(replacement) = &mut self.replacement {
+            let written = replacement.write(block);
+            block.clear();
+            self.len += len;
+            return written.map_err(|error| self.kept(error));
+        }
+        self.is_new = false;
         let written = if self.is_regular {
             block.extend(end);
             self.write_over(block)
@@ -96,8 +138,15 @@ impl TimelineFile {
         Ok(())
     }
 
-    /// Writes the end of a file that cannot be written over.
+    /// Writes the end of a file that cannot be written over, or of one that takes the place of another.
     pub(crate) fn finish(&mut self, end: &'static [u8]) -> Result<(), Failure> {
+        if let Some(mut replacement) = self.replacement.take() {
+            self.end = end;
+            let written = replacement.write(end).and_then(|()| replacement.finish());
+            written.map_err(|error| self.kept(error))?;
+            self.is_new = false;
+            return Ok(());
+        }
         if self.is_regular || self.has_failed {
             return Ok(());
         }
@@ -111,5 +160,15 @@ impl TimelineFile {
             self.file.set_len(0)?;
         }
         self.file.write_all_at(block, self.len)
+    }
+}
+
+impl Drop for TimelineFile {
+    /// If nothing was written, no new file is left.
+    fn drop(&mut self) {
+        if self.is_new && self.is_regular {
+            // It is empty; that it stays does no harm.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }

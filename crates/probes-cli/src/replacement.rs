@@ -1,0 +1,129 @@
+//! [`Replacement`]: a temporary file beside another, whose place it takes once it is whole. Until then, the other one is as it was, also
+//! if the disk is full or the tool is killed.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{MetadataExt, fchown};
+use std::path::{Path, PathBuf};
+use std::process;
+
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+/// How many names are tried: those of others, killed before they were done, may be there.
+const MAX_NAMES: u32 = 16;
+
+/// A file that is to take the place of another. It is removed when this is dropped, unless it has.
+///
+/// Signals are blocked meanwhile, so that none ends the tool before the file is removed. SIGKILL leaves it.
+#[derive(Debug)]
+pub(crate) struct Replacement {
+    file: File,
+    temporary: PathBuf,
+    replaced: PathBuf,
+    /// The signals that were blocked before.
+    blocked: Option<SigSet>,
+    has_replaced: bool,
+}
+
+impl Replacement {
+    /// Makes a file beside a regular one, with its permissions and its owner. `None` if it could not take the place of the other: that has
+    /// other names, or no file of its owner can be made in its directory.
+    ///
+    /// # Errors
+    ///
+    /// If there is no room for it.
+    pub(crate) fn begin(path: &Path) -> io::Result<Option<Replacement>> {
+        // A symbolic link stays one.
+        let found = fs::canonicalize(path).and_then(|it| Ok((fs::metadata(&it)?, it)));
+        let (old, replaced) = match found {
+            Ok((old, _)) if !old.is_file() || old.nlink() > 1 => return Ok(None),
+            Ok((old, replaced)) => (Some(old), replaced),
+            // It has been removed since it was opened.
+            Err(error) if error.kind() == ErrorKind::NotFound => (None, path.to_owned()),
+            Err(error) => return Err(error),
+        };
+        let blocked = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok();
+        let made = make_beside(&replaced);
+        let (file, temporary) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                unblock(blocked);
+                return match error.kind() {
+                    ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => Ok(None),
+                    _ => Err(error),
+                };
+            }
+        };
+        let replacement = Replacement {
+            file,
+            temporary,
+            replaced,
+            blocked,
+            has_replaced: false,
+        };
+        let is_alike = old.is_none_or(|old| replacement.become_like(&old).is_ok());
+        Ok(is_alike.then_some(replacement))
+    }
+
+    fn become_like(&self, old: &Metadata) -> io::Result<()> {
+        let new = self.file.metadata()?;
+        if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
+            fchown(&self.file, Some(old.uid()), Some(old.gid()))?;
+        }
+        self.file.set_permissions(old.permissions())
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)
+    }
+
+    /// The file is whole: it takes the place of the other one.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written to its end after all: some file systems say only now that they are full.
+    pub(crate) fn finish(mut self) -> io::Result<()> {
+        match self.file.sync_all() {
+            // Not every file system can.
+            Err(error) if error.kind() != ErrorKind::InvalidInput => return Err(error),
+            _ => {}
+        }
+        fs::rename(&self.temporary, &self.replaced)?;
+        self.has_replaced = true;
+        Ok(())
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if !self.has_replaced {
+            // If that fails, so has what would be said of it.
+            let _ = fs::remove_file(&self.temporary);
+        }
+        unblock(self.blocked.take());
+    }
+}
+
+/// Makes a file in the directory of another.
+fn make_beside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let mut tried = 0;
+    loop {
+        let temporary = path.with_file_name(format!(".ocaml-probes-{}-{tried}", process::id()));
+        let mut options = OpenOptions::new();
+        match options.write(true).create_new(true).open(&temporary) {
+            Ok(file) => return Ok((file, temporary)),
+            Err(error) if error.kind() != ErrorKind::AlreadyExists || tried >= MAX_NAMES => {
+                return Err(error);
+            }
+            Err(_) => tried += 1,
+        }
+    }
+}
+
+/// Restores the signals that a thread blocks.
+fn unblock(before: Option<SigSet>) {
+    if let Some(before) = before {
+        // It was this thread's mask.
+        let _ = before.thread_set_mask();
+    }
+}
