@@ -1,6 +1,7 @@
 //! Shows the progress of long work on a terminal, and nothing elsewhere.
 
 use std::io::{IsTerminal, Write, stderr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -33,19 +34,33 @@ impl Progress {
 
     /// Replaces the line, unless it is recent.
     pub(crate) fn update(&mut self, line: &str) {
+        self.update_by(|| line.to_owned());
+    }
+
+    /// The same; the line is made only if it is needed.
+    pub(crate) fn update_by(&mut self, line: impl FnOnce() -> String) {
         if self.written.is_some_and(|it| it.elapsed() < INTERVAL) {
             return;
         }
         self.written = Some(Instant::now());
-        write(line);
+        IS_SHOWN.store(true, Ordering::Relaxed);
+        write(&line());
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.written.is_some() {
-            write("");
-        }
+        erase();
+    }
+}
+
+/// Whether a line is on the terminal.
+static IS_SHOWN: AtomicBool = AtomicBool::new(false);
+
+/// Erases the line, if there is one: something else is about to be written in its place.
+pub(crate) fn erase() {
+    if IS_SHOWN.swap(false, Ordering::Relaxed) {
+        write("");
     }
 }
 

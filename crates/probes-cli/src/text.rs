@@ -93,6 +93,11 @@ pub(crate) fn three_digits(number: f64, units: [(&str, f64); 4]) -> String {
     format!("{number:.digits$} {name}")
 }
 
+/// `118 MB`, with three digits.
+pub(crate) fn bytes_text(bytes: f64) -> String {
+    three_digits(bytes, [("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)])
+}
+
 /// The first eight names and how many more there are; `None` if there are none.
 pub(crate) fn join_first_few(names: &[impl AsRef<str>]) -> Option<String> {
     join_first(8, names)

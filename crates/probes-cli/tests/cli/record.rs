@@ -10,6 +10,7 @@ use std::process::{ChildStderr, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use test_support::tmux::Terminal;
 use test_support::{Scratch, Talker, eventually, fixture_forms, program, program_forms};
 
 use crate::support::{Run, command, is_observed, object, run, run_command};
@@ -1131,4 +1132,54 @@ fn keys_that_are_not_recorded_are_refused() {
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "old");
     assert!(!is_observed(target.pid()));
+}
+
+// promise: Time lines: A terminal shows how far a recording is; nothing else does, nor with -quiet
+#[test]
+fn progress_of_recordings_is_shown_on_terminals_alone() {
+    let scratch = Scratch::new();
+    let file = scratch.file("progress.json");
+    let target = Talker::start(&program("service"));
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let pid = target.pid();
+    let line = |flags: &str| format!("record -pid {pid} {flags} -o '{}'", file.display());
+    let terminal = Terminal::open(200, 24);
+    for (flags, end) in [
+        ("-probe tick", "B; Ctrl-C ends it"),
+        ("-probe tick -last 5s", " of the last 5 s; Ctrl-C ends it"),
+        ("-probe tick -for 60s", "B"),
+        ("-off-cpu", "B; Ctrl-C ends it"),
+    ] {
+        terminal.type_line(&format!("clear; {tool} {} >/dev/null", line(flags)));
+        let begin = "recording ";
+        let is_line = |line: &str| {
+            line.starts_with(begin)
+                && line.contains(" slices, ")
+                && line.contains(" instants, ")
+                && line.ends_with(end)
+        };
+        terminal.wait_until("it shows how far it is", |screen| {
+            screen.lines().any(is_line)
+        });
+        terminal.press(&["C-c"]);
+        terminal.wait_until("it is gone", |screen| {
+            !screen.lines().any(|line| line.starts_with(begin))
+        });
+    }
+    let of_all = line("-probe tick -for 60s");
+    terminal.type_line(&format!("clear; {tool} {of_all} >/dev/null"));
+    terminal.wait_until("it shows all", |screen| screen.contains(" of 60 s, "));
+    terminal.press(&["C-c"]);
+    terminal.type_line(&format!(
+        "clear; {tool} {} -quiet >/dev/null; echo its end",
+        line("-probe tick -for 700ms")
+    ));
+    terminal.wait_until("it has ended", |screen| {
+        assert!(!screen.contains("recording "), "{screen}");
+        screen.lines().any(|line| line == "its end")
+    });
+    let flags = ["-probe", "tick", "-for", "700ms"];
+    let said = run_command(&mut record_command(pid, &flags, &file));
+    assert_eq!(said.code, Some(0), "{said:?}");
+    assert!(!said.stderr.contains("recording "), "{}", said.stderr);
 }

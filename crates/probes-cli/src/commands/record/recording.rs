@@ -36,8 +36,9 @@ use crate::output::{
     FrequentName, LostWords, RecordCounts, RecordReport, RecordedPairs, TimelineFile,
     TimelineFormat, TracedProcess, WarningKind,
 };
+use crate::progress::Progress;
 use crate::signals::TerminationSignals;
-use crate::text::{Escaped, number_of, number_that_were};
+use crate::text::{Escaped, bytes_text, number_of, number_that_were};
 
 /// How often waits are read if nothing else is.
 const WAITS_INTERVAL: Duration = Duration::from_millis(2);
@@ -70,6 +71,8 @@ pub(super) struct Recording<'r> {
     ended: Option<u64>,
     /// Whether the process is observed, which has stopped it before `begun`.
     is_observed: bool,
+    /// How far it is, on a terminal, as long as it lasts.
+    progress: Option<Progress>,
 }
 
 /// Adds what is read of an observed process to a recording.
@@ -161,6 +164,14 @@ impl<'r> Recording<'r> {
             begun: monotonic_now(),
             ended: None,
             is_observed: false,
+            progress: None,
+        }
+    }
+
+    /// Its progress is shown from now on. A program that was started writes to the terminal itself.
+    fn show_progress(&mut self) {
+        if self.args.observed.is_process() {
+            self.progress = Progress::begin(&self.output.messages);
         }
     }
 
@@ -226,8 +237,10 @@ impl<'r> Recording<'r> {
             has_noted_waiting: false,
             rest: Events::default(),
         };
+        recorder.recording.show_progress();
         let outcome = active.run(Display::default(), &mut recorder);
         let (are_awaited, rest) = (recorder.are_awaited, recorder.rest);
+        self.progress = None;
         if switches_on {
             let events = self.events.as_ref();
             self.missed = events.and_then(OpenedEvents::missed_meanwhile);
@@ -328,7 +341,9 @@ impl<'r> Recording<'r> {
         let mut failures = StepFailures::default();
         let begun = Instant::now();
         self.begun = monotonic_now();
+        self.show_progress();
         let ended = read_until_end(self, target, begun, end, &mut interruptible);
+        self.progress = None;
         self.end();
         failures.add(ended.map(|end| end.note(was_started, &output.messages)));
         self.find_missed(target);
@@ -490,7 +505,13 @@ impl EventHandler for Recording<'_> {
     fn read(&mut self) -> Result<(), Failure> {
         self.read_runtime_events()?;
         self.read_waits();
-        self.timeline.sink().flush(false)
+        self.timeline.sink().flush(false)?;
+        if let Some(progress) = &mut self.progress {
+            let lasted = monotonic_now().saturating_sub(self.begun);
+            let (lasted, timeline) = (Duration::from_nanos(lasted), &mut self.timeline);
+            progress.update_by(|| line(lasted, self.args, timeline));
+        }
+        Ok(())
     }
 
     fn show(&mut self, _: Duration, _: &mut InterruptibleOutput) -> Result<Next, Failure> {
@@ -514,6 +535,28 @@ pub(super) fn warn_of_early_exit(messages: &Messages) {
         "the program exited before its waits could be recorded",
         "record a longer run of it",
     );
+}
+
+/// How far a recording is.
+fn line(lasted: Duration, args: &Args, timeline: &mut Timeline) -> String {
+    let seconds = lasted.as_secs_f64();
+    let (of_all, end) = match args.until.duration {
+        Some(all) => (format!(" of {} s", all.as_secs_f64()), ""),
+        None => (" s".to_owned(), "; Ctrl-C ends it"),
+    };
+    let RecordCounts {
+        slices, instants, ..
+    } = timeline.counts;
+    let sink = timeline.sink();
+    let where_to = match (sink.kept(), args.last) {
+        (Some(events), Some(last)) => {
+            let (events, last) = (number_of(events as u64, "event"), last.as_secs_f64());
+            format!("{events} of the last {last} s")
+        }
+        _ => bytes_text(sink.file().len() as f64),
+    };
+    let (slices, instants) = (number_of(slices, "slice"), number_of(instants, "instant"));
+    format!("recording {seconds:.1}{of_all}, {slices}, {instants}, {where_to}{end}")
 }
 
 /// A process, and the clocks now.

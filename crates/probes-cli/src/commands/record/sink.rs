@@ -224,6 +224,11 @@ impl Sink {
         self.in_file
     }
 
+    /// How many events of the latest are kept until the end; `None` if events are written at once.
+    pub(super) fn kept(&self) -> Option<usize> {
+        self.last.as_ref().map(|last| last.events.len())
+    }
+
     /// Whether less was written than was asked for, because it did not fit.
     pub(super) fn is_short(&self) -> bool {
         self.is_short

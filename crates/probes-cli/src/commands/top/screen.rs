@@ -15,10 +15,10 @@ use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Widget};
 
-use self::cells::{GAP, bytes_text, clipped, grouped, rate_text, sparkline};
+use self::cells::{GAP, clipped, grouped, rate_text, sparkline};
 use super::model::{CollectorFigures, HISTORY_LEN, Model, RowKind, Sort};
 use crate::output::{FunctionSources, with_unit};
-use crate::text::{Escaped, number_of};
+use crate::text::{Escaped, bytes_text, number_of};
 
 /// The program that is shown.
 pub(super) struct ShownProgram {

@@ -3,7 +3,7 @@
 use ratatui::symbols::bar;
 use ratatui::text::Line;
 
-use crate::text::{Escaped, three_digits};
+use crate::text::Escaped;
 
 /// The space between two columns.
 pub(super) const GAP: u16 = 2;
@@ -52,11 +52,6 @@ pub(super) fn rate_text(rate: f64) -> String {
         // Rounded. A rate of 2^64 or slightly more becomes `u64::MAX`: `as` saturates.
         rate => grouped(rate.round() as u64),
     }
-}
-
-/// `118 MB`, with three digits.
-pub(super) fn bytes_text(bytes: f64) -> String {
-    three_digits(bytes, [("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9)])
 }
 
 /// A bar for each of the last `width` rates, scaled to their highest; a space where nothing was counted.
