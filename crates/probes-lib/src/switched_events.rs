@@ -106,6 +106,24 @@ impl Target {
     }
 }
 
+impl RuntimeEvents {
+    /// Same as [`RuntimeEvents::of_process`], and fails if the events are paused now, as far as that is known: then none are
+    /// written until the program, or a tool such as `gc`, resumes them.
+    ///
+    /// # Errors
+    ///
+    /// See [`RuntimeEvents::of_process`]; [`RuntimeEventsError::NotOn`] if they are paused.
+    pub fn of_process_if_on(pid: i32) -> Result<RuntimeEvents> {
+        let events = RuntimeEvents::of_process(pid)?;
+        let are_on = Target::open_any(pid).and_then(|target| target.check_events());
+        match are_on {
+            Ok(false) => Err(Error::of_process(pid, RuntimeEventsError::NotOn)),
+            // If it is not known, a reader will see.
+            Ok(true) | Err(_) => Ok(events),
+        }
+    }
+}
+
 impl SwitchedEvents {
     /// Returns whether they are on by now. Does not stop the process.
     ///

@@ -12,7 +12,8 @@ pub(super) fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> 
     );
     match kind {
         RuntimeEventsError::NotOn => Some(format!(
-            "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment; {instead}"
+            "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment; `ocaml-probes gc -pid {pid}` switches them on while it \
+             observes it"
         )),
         RuntimeEventsError::CannotSwitchOn { .. } => Some(format!(
             "start it with OCAML_RUNTIME_EVENTS_START=1 in its environment, and with OCAML_RUNTIME_EVENTS_DIR if it cannot \

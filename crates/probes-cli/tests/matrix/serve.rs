@@ -7,6 +7,7 @@ use crate::chroot::{ChrootProgram, Isolation};
 use crate::events::own_lines;
 use crate::gc::sums;
 use crate::serving::Serving;
+use crate::support::run;
 
 // promise: Serving: Number and sum of pauses and allocated bytes are those of the program's own events (2 programs in each chroot)
 #[test]
@@ -36,6 +37,22 @@ fn scraped_pauses_equal_the_own_consumer() {
         assert_eq!(value("lost_words_total"), 0.0);
         program.end();
         serving.end(Signal::SIGTERM);
+    }
+}
+
+// promise: Serving: Events that are paused again, as `gc` leaves them, are said to be off, and not counted as no pauses (2 in each chroot)
+#[test]
+fn paused_events_are_no_figures() {
+    for file in program_forms("calls") {
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let pid = program.pid;
+        program.talker.send("run 1 10000000000");
+        run(&format!("gc -pid {pid} -for 200ms")).answer();
+        let refused = run(&format!("serve -gc -listen 127.0.0.1:0 -pid {pid}")).failure();
+        let why = "writes no runtime events: they are not switched on";
+        assert!(refused.contains(why), "{refused}");
+        let hint = format!("`ocaml-probes gc -pid {pid}` switches them on while it observes it");
+        assert!(refused.contains(&hint), "{refused}");
     }
 }
 

@@ -414,7 +414,8 @@ impl<'s> Scanner<'s> {
             }
             target => target?,
         };
-        let (events, no_events) = match wanted.events.then(|| RuntimeEvents::of_process(pid)) {
+        let (events, no_events) = match wanted.events.then(|| RuntimeEvents::of_process_if_on(pid))
+        {
             None => (None, None),
             Some(Ok(events)) => (Some(events), None),
             Some(Err(error)) => (None, Some(Failure::of_process(pid)(error))),
@@ -473,7 +474,7 @@ impl<'s> Scanner<'s> {
 
     /// Tries again to read the runtime events of a process that is observed; returns when to try once more.
     fn open_events(&self, pid: i32, before: &Pause) -> Option<Pause> {
-        match RuntimeEvents::of_process(pid) {
+        match RuntimeEvents::of_process_if_on(pid) {
             Ok(events) => {
                 let events = Box::new(events);
                 self.notifications
