@@ -107,8 +107,8 @@ impl Target {
 }
 
 impl RuntimeEvents {
-    /// Same as [`RuntimeEvents::of_process`], and fails if the events are paused now, as far as that is known: then none are
-    /// written until the program, or a tool such as `gc`, resumes them.
+    /// Opens the events of a process, from now on, unless they are known to be paused: the program writes none until they are
+    /// resumed, by itself or by a tool such as `gc`.
     ///
     /// # Errors
     ///

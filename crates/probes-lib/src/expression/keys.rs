@@ -75,17 +75,26 @@ impl Keys {
     /// the two ends, are refused.
     pub(crate) fn parts_of_pair(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts(scope)?;
-        for (part, expression) in parts.iter().zip(&self.0) {
-            if matches!(part, KeyPart::Probe | KeyPart::Caller) {
+        let differs = |part: &KeyPart| matches!(part, KeyPart::Probe | KeyPart::Caller);
+        self.refuse(&parts, differs, Problem::DiffersAtEnds)?;
+        Ok(parts)
+    }
+
+    /// Fails if one of its parts is of a kind that is not possible here.
+    fn refuse(
+        &self,
+        parts: &[KeyPart],
+        is_refused: impl Fn(&KeyPart) -> bool,
+        why: Problem,
+    ) -> Result<(), BadExpression> {
+        let mut both = parts.iter().zip(&self.0);
+        match both.find(|(part, _)| is_refused(part)) {
+            None => Ok(()),
+            Some((_, expression)) => {
                 let text = expression.as_str();
-                return Err(BadExpression::new(
-                    text,
-                    0..text.len(),
-                    Problem::DiffersAtEnds,
-                ));
+                Err(BadExpression::new(text, 0..text.len(), why))
             }
         }
-        Ok(parts)
     }
 
     /// The same, where they are also to be found by what is recorded of a hit.
@@ -94,16 +103,8 @@ impl Keys {
         scope: &Scope,
     ) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts_of_pair(scope)?;
-        for (part, expression) in parts.iter().zip(&self.0) {
-            if !part.is_recorded(MAX_ARGUMENTS) {
-                let text = expression.as_str();
-                return Err(BadExpression::new(
-                    text,
-                    0..text.len(),
-                    Problem::NotRecorded,
-                ));
-            }
-        }
+        let is_left_out = |part: &KeyPart| !part.is_recorded(MAX_ARGUMENTS);
+        self.refuse(&parts, is_left_out, Problem::NotRecorded)?;
         Ok(parts)
     }
 

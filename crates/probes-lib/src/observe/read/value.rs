@@ -416,15 +416,16 @@ fn cut(bytes: &[u8]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use iced_x86::Register;
     use proptest::prelude::*;
 
     use super::*;
     use crate::observe::role::MemorySource;
 
-    fn decode(value: u64, header: u64, words: Option<&[u8]>) -> Value {
-        let recorded = RecordedArgument {
+    /// An OCaml value that was passed in a register.
+    pub(crate) fn passed(value: u64, header: u64, words: Option<&[u8]>) -> RecordedArgument<'_> {
+        RecordedArgument {
             source: ArgumentSource::Register(Register::RDI),
             size: 8,
             signed: false,
@@ -433,7 +434,11 @@ mod tests {
             value,
             header,
             words,
-        };
+        }
+    }
+
+    fn decode(value: u64, header: u64, words: Option<&[u8]>) -> Value {
+        let recorded = passed(value, header, words);
         recorded.decode(&mut |operations| {
             let identifiers = ["", "_i", "_j", "_n", "_bigarr02", "_chan"];
             let identifier = identifiers.get(operations as usize);

@@ -78,27 +78,13 @@ impl Hit for RecordedWords<'_> {
 
 #[cfg(test)]
 mod tests {
-    use iced_x86::Register;
-
     use super::*;
     use crate::expression::{Keys, Parameter, ParameterKind, Scope};
+    use crate::observe::read::value::tests::passed as argument;
     use crate::observe::role::ArgumentSource;
 
     const AT: u64 = 0x7f00_0000_0008;
     const STRING: u64 = 252;
-
-    fn argument<'r>(value: u64, header: u64, words: Option<&'r [u8]>) -> RecordedArgument<'r> {
-        RecordedArgument {
-            source: ArgumentSource::Register(Register::RDI),
-            size: 8,
-            signed: false,
-            is_float: false,
-            is_c: false,
-            value,
-            header,
-            words,
-        }
-    }
 
     fn int(number: u64) -> u64 {
         number << 1 | 1
