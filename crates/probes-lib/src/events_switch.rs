@@ -35,6 +35,7 @@ use crate::runtime_events::ring_file::RingFile;
 use crate::runtime_events::{OCAML_5_SYMBOL, OCAML_SYMBOL, known_names_of_process, ring_mapping};
 use crate::select::function::FunctionSelector;
 use crate::site::RET;
+use crate::stacks::domain::{Domains, INTERRUPTED};
 use crate::sys::ticks;
 use crate::target::Target;
 
@@ -73,6 +74,7 @@ pub(crate) struct EventsSwitch {
     /// The address of the flag `runtime_events_enabled`.
     enabled: LiveAddr,
     paused: LiveAddr,
+    domains: Option<Domains>,
     /// The file that the process will create, or that an earlier tool has made it create; `None` if its events are only paused.
     file: Option<RingFile>,
     /// Whether the name of the file is still to be removed.
@@ -151,6 +153,7 @@ impl EventsSwitch {
             },
             enabled: symbols.enabled,
             paused: symbols.paused,
+            domains: domains_of(&functions),
             is_named: file.is_some() && mapping.as_ref().is_none_or(|it| !it.is_deleted()),
             file,
             was_not_paused: read_word(pid, &memory, symbols.paused)? == 0,
@@ -167,6 +170,27 @@ impl EventsSwitch {
         let mut observation = observation.clone().count_functions(poll);
         observation.calls_once = Some(self.once);
         observation
+    }
+
+    /// Has each domain poll at its next allocation, if events are not on: without that, it polls only when its minor heap is full. Does
+    /// nothing where the runtime is none that is known; the process is then waited for.
+    pub(crate) fn interrupt_domains(&self, target: &Target) -> Result<()> {
+        if self.is_enabled(target)? {
+            return Ok(());
+        }
+        let Some(domains) = &self.domains else {
+            return Ok(());
+        };
+        let process = target.opened.process();
+        let threads = process.threads().and_then(|mut it| it.read());
+        let threads = threads.map_err(|source| process.exited_or(source))?;
+        let memory = target.opened.unshadowed_memory()?;
+        for tid in threads {
+            if let Some(word) = domains.interrupt_word(tid, &memory) {
+                write_word(target, word, INTERRUPTED)?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether they are on by now.
@@ -466,11 +490,20 @@ pub(crate) fn remove_left(target: &Target) -> Result<()> {
     Ok(())
 }
 
+fn domains_of(functions: &Functions) -> Option<Domains> {
+    let executable = functions.executable()?;
+    Domains::of_executable(executable.elf(), executable.load_bias()?)
+}
+
 /// Clears a flag of the runtime.
 fn clear(target: &Target, flag: LiveAddr) -> Result<()> {
+    write_word(target, flag, 0)
+}
+
+fn write_word(target: &Target, at: LiveAddr, word: u64) -> Result<()> {
     let memory = target.opened.unshadowed_memory()?;
-    let written = memory.while_it_runs().write_code(flag, &[0; 8]);
-    written.map_err(|source| Error::of_write(target.pid(), MemoryPart::Semaphore, flag, source))
+    let written = memory.while_it_runs().write_code(at, &word.to_le_bytes());
+    written.map_err(|source| Error::of_write(target.pid(), MemoryPart::Semaphore, at, source))
 }
 
 /// Returns why events cannot be switched on in a process without the symbols that this needs, whose events are off.

@@ -453,6 +453,8 @@ impl Observer {
 
     /// The same observer, whose observation switches runtime events on in this way.
     pub(crate) fn with_events_switch(self, switch: EventsSwitch) -> Observer {
+        // If that fails, the process is waited for; if it has exited, that is found then.
+        let _ = switch.interrupt_domains(&self.target);
         Observer {
             events_switch: Some(switch),
             ..self

@@ -10,7 +10,7 @@
 //! A blocked thread is read while the process runs. If the kernel's count of its time slices has changed meanwhile, the
 //! thread has run: what was read is of several moments, and is read again.
 
-mod domain;
+pub(crate) mod domain;
 mod name;
 #[cfg(test)]
 mod tests;

@@ -36,7 +36,7 @@ pub struct SwitchedEvents {
 
 impl Target {
     /// Switches on the runtime events of a process that runs without them, or has paused them; returns `None` if they
-    /// are on already. If they were never on, they come on when the process next allocates or collects: see
+    /// are on already. If they were never on, they come on when OCaml code of the process next allocates: see
     /// [`SwitchedEvents::is_on`].
     ///
     /// # Errors

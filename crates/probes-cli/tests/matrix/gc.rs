@@ -486,6 +486,21 @@ fn idle_program_is_waited_for() {
     program.end();
 }
 
+// promise: Runtime events: Events come on at the next allocation of a program, long before its minor heap is full (2 programs in each
+//    chroot)
+#[test]
+fn next_allocation_switches_events_on() {
+    for file in program_forms("service") {
+        // Every 100 ms, it allocates some words.
+        let program = ChrootProgram::start(Isolation::Chroot, &file, &["100"]);
+        let mut tool = gc(program.pid, "-json -for 5s");
+        let report = crate::support::object(&tool.line().unwrap());
+        assert_eq!(report["from"], "events", "{report}");
+        assert!(tool.guard().wait().success());
+        drop(program);
+    }
+}
+
 // promise: Runtime events: A program whose runtime could not create the file is refused, and runs on
 //    (6 reasons in each chroot)
 #[test]

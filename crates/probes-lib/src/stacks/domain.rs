@@ -1,8 +1,9 @@
-//! [`Domains`]: which domain of OCaml 5 a thread belongs to.
+//! [`Domains`]: which domain of OCaml 5 a thread belongs to, and how that domain is interrupted.
 //!
 //! ```text
 //! get_robust_list(2) ─▶ in the control block of the thread (glibc) ─▶ its thread pointer
 //! thread pointer ─▶ domain_self, a thread-local variable of the executable ─▶ struct dom_internal, which begins with the number
+//! struct dom_internal ─▶ interrupt_word, which is young_limit, the first word of the domain's state
 //! ```
 //!
 //! The runtime sets `domain_self` in each thread that it starts, and in those that are registered with it, and leaves it
@@ -21,6 +22,9 @@ const MAX_DOMAINS: u64 = 1 << 12;
 /// `struct dom_internal` is larger than that.
 const MIN_STRIDE: u64 = 64;
 
+/// What `young_limit` is while a domain is interrupted: more than any `young_ptr`, so that the domain polls at its next allocation.
+pub(crate) const INTERRUPTED: u64 = u64::MAX;
+
 /// How far before the list of robust locks the control block of a thread may begin: `struct pthread` of glibc's nptl/descr.h has
 /// 704 bytes before, and some words.
 const CONTROL_BLOCK: usize = 1 << 10;
@@ -30,7 +34,7 @@ const ALIGNMENT: usize = 64;
 
 /// Where the executable has what tells the domain of a thread.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Domains {
+pub(crate) struct Domains {
     /// `domain_self`, by how much it is below the thread pointer.
     below_thread_pointer: u64,
     all: AllDomains,
@@ -48,7 +52,7 @@ enum AllDomains {
 impl Domains {
     /// Returns `None` if the executable is not known to have the runtime of OCaml 5: it may be stripped, or have it in a
     /// library.
-    pub(super) fn of_executable(elf: &ElfFile, bias: LoadBias) -> Option<Domains> {
+    pub(crate) fn of_executable(elf: &ElfFile, bias: LoadBias) -> Option<Domains> {
         let offset = elf.thread_local("domain_self")?;
         let [found] = elf
             .symbols(SymbolTable::Static)
@@ -70,6 +74,19 @@ impl Domains {
 
     /// Returns the number of the domain that a thread belongs to; `None` if it belongs to none, or that cannot be told.
     pub(super) fn of_thread(&self, tid: i32, memory: &impl ReadMemory) -> Option<u32> {
+        let (number, _) = self.entry_of_thread(tid, memory)?;
+        Some(number)
+    }
+
+    /// Returns where [`INTERRUPTED`] has to be written so that the domain of a thread polls at its next allocation, as a signal handler of
+    /// the runtime does (`caml_interrupt_all_signal_safe`); `None` if it will poll anyway, or has no such word that is known.
+    pub(crate) fn interrupt_word(&self, tid: i32, memory: &impl ReadMemory) -> Option<LiveAddr> {
+        let (_, domain) = self.entry_of_thread(tid, memory)?;
+        interrupt_word(domain, memory)
+    }
+
+    /// Returns the number of the domain that a thread belongs to, and its entry in the table.
+    fn entry_of_thread(&self, tid: i32, memory: &impl ReadMemory) -> Option<(u32, u64)> {
         let pointer = thread_pointer(robust_list(tid).ok()?, memory)?;
         let domain = word(memory, pointer.checked_sub(self.below_thread_pointer)?)?;
         if domain == 0 {
@@ -81,8 +98,24 @@ impl Domains {
             AllDomains::Pointer(at) => (word(memory, at)?, u64::MAX),
         };
         let offset = domain.checked_sub(table).filter(|offset| *offset < len)?;
-        is_at(number, offset).then(|| u32::try_from(number).ok())?
+        let is_entry = is_at(number, offset);
+        Some((u32::try_from(number).ok().filter(|_| is_entry)?, domain))
     }
+}
+
+/// Returns the `interrupt_word` of a `struct dom_internal`, if it is that of the state that the struct has, which begins with `young_limit`,
+/// `young_ptr`, `young_start` and `young_end`, and the domain is not interrupted. "Setting `young_limit` to `UINTNAT_MAX` can be done safely
+/// at any time whatsoever by any thread" (runtime/caml/domain_state.tbl).
+fn interrupt_word(domain: u64, memory: &impl ReadMemory) -> Option<LiveAddr> {
+    // The state is the second field, and in OCaml 5.4 the third; what interrupts it comes next.
+    let words = |of: u64| words::<4>(memory, of);
+    let [_, second, third, fourth] = words(domain)?;
+    let mut pairs = [(second, third), (third, fourth)].into_iter();
+    let (state, _) = pairs.find(|(state, word)| *state != 0 && state == word)?;
+    let [limit, pointer, start, end] = words(state)?;
+    let is_inside = |at| start != 0 && start <= at && at <= end;
+    let is_known = state % 8 == 0 && is_inside(limit) && is_inside(pointer);
+    is_known.then_some(LiveAddr(state))
 }
 
 /// Returns whether the entry of this number may be there in the table, as far as is known without the length of an entry.
@@ -124,6 +157,15 @@ fn thread_pointer(list: u64, memory: &impl ReadMemory) -> Option<u64> {
     })
 }
 
+fn words<const N: usize>(memory: &impl ReadMemory, at: u64) -> Option<[u64; N]> {
+    at.checked_add(8 * N as u64)?;
+    let mut words = [0; N];
+    for (index, word) in words.iter_mut().enumerate() {
+        *word = memory.read_word(LiveAddr(at).plus(8 * index as u64)).ok()?;
+    }
+    Some(words)
+}
+
 fn word(memory: &impl ReadMemory, at: u64) -> Option<u64> {
     memory.read_word(LiveAddr(at)).ok()
 }
@@ -160,6 +202,37 @@ mod tests {
             (MAX_DOMAINS, 1 << 20),
         ] {
             assert!(!is_at(number, offset), "{number} {offset}");
+        }
+    }
+
+    #[test]
+    fn interrupt_words_are_checked() {
+        let state = 0x1000;
+        let young = [0x2080, 0x2100, 0x2000, 0x2200];
+        let memory = |domain: [u64; 4], young: [u64; 4]| {
+            let words = young.into_iter().chain([0; 4]).chain(domain);
+            Words(state, words.collect())
+        };
+        let of = |domain, young| interrupt_word(state + 64, &memory(domain, young));
+        for domain in [[0, state, state, 7], [0, 5, state, state]] {
+            assert_eq!(of(domain, young), Some(LiveAddr(state)));
+            // It is interrupted, has terminated, or has other fields.
+            for young in [
+                [INTERRUPTED, 0x2100, 0x2000, 0x2200],
+                [0; 4],
+                [0x2080, 0x2300, 0x2000, 0x2200],
+            ] {
+                assert_eq!(of(domain, young), None, "{young:?}");
+            }
+        }
+        // It has another layout, or no state.
+        for domain in [
+            [0, state, state + 8, 7],
+            [0; 4],
+            [0, u64::MAX, u64::MAX, 0],
+            [0, state + 1, state + 1, 0],
+        ] {
+            assert_eq!(of(domain, young), None, "{domain:?}");
         }
     }
 
