@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use regex::Regex;
 use test_support::{Scratch, output};
 
 use crate::support::{command, run, run_command};
@@ -89,6 +90,26 @@ fn files(directory: &Path) -> BTreeSet<String> {
     listed.lines().map(str::to_owned).collect()
 }
 
+/// Fails if a link of a page in `documents` leads to a file that is not installed.
+fn assert_links_are_installed(documents: &Path) {
+    let link = Regex::new(r"\]\(([^)\s:#]+)(#[^)]*)?\)").unwrap();
+    let pages = files(documents);
+    let mut links = 0;
+    for page in pages.iter().filter(|it| it.ends_with(".md")) {
+        let page = documents.join(page);
+        let text = fs::read_to_string(&page).unwrap();
+        for found in link.captures_iter(&text) {
+            let target = page.parent().unwrap().join(&found[1]);
+            assert!(target.is_file(), "{}: {}", page.display(), &found[1]);
+            links += 1;
+        }
+    }
+    assert!(links > 100, "{links}");
+    for page in ["tutorial.md", "serve.md", "tasks/slow-request.md"] {
+        assert!(pages.contains(page), "no {page}");
+    }
+}
+
 #[test]
 fn installation_is_complete_and_removes_itself() {
     let scratch = Scratch::new();
@@ -116,6 +137,7 @@ fn installation_is_complete_and_removes_itself() {
         String::from_utf8(version.stdout).unwrap(),
         run("version").answer()
     );
+    assert_links_are_installed(&directory.join("share/doc/ocaml-probes"));
     let removed = output(Command::new(&script).arg("--remove").arg(&directory));
     assert!(removed.status.success(), "{removed:?}");
     assert_eq!(files(&directory), BTreeSet::from(["bin/other".to_owned()]));

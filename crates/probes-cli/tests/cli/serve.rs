@@ -282,30 +282,6 @@ fn documents_name_the_exported_metrics() {
 }
 
 #[test]
-fn files_of_the_page_are_installed() {
-    let scratch = Scratch::new();
-    let prefix = scratch.file("prefix");
-    let install = contrib("../scripts/install");
-    let mut command = Command::new(&install);
-    let installed = output(command.arg(&prefix).arg(env!("CARGO_BIN_EXE_ocaml-probes")));
-    assert!(installed.status.success(), "{installed:?}");
-    let documents = prefix.join("share/doc/ocaml-probes");
-    let page = fs::read_to_string(documents.join("serve.md")).unwrap();
-    let links = Regex::new(r"\]\(([^):]+)\)").unwrap();
-    let links: Vec<&str> = links
-        .captures_iter(&page)
-        .map(|it| it.extract::<1>().1[0])
-        .collect();
-    assert!(links.len() >= 4, "{links:?}");
-    for link in links {
-        assert!(documents.join(link).is_file(), "{link}");
-    }
-    let removed = output(Command::new(&install).arg("--remove").arg(&prefix));
-    assert!(removed.status.success(), "{removed:?}");
-    assert!(!documents.exists());
-}
-
-#[test]
 fn systemd_accepts_the_unit() {
     let unit = fs::read_to_string(contrib("systemd/ocaml-probes-serve.service")).unwrap();
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
