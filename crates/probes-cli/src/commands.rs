@@ -211,8 +211,8 @@ impl CommandKind {
     /// What it needs of the machine and the process, for `doctor`.
     fn needs(self) -> &'static [Need] {
         use Need::{
-            Events, Files, Memory, Observe, Points, Probes, Processes, Stacks, Start, Stop,
-            StopOrReadLive, StopOrWriteLive, Times, Waits,
+            Events, Files, Memory, Observe, Points, Probes, Processes, Samples, Stacks, Start,
+            Stop, StopOrReadLive, StopOrWriteLive, Times, Waits,
         };
         match self {
             CommandKind::Trace => &[Start],
@@ -227,7 +227,7 @@ impl CommandKind {
             }
             CommandKind::Gc => &[Files, Events],
             CommandKind::Stack => &[Files, Memory, Stacks, StopOrReadLive],
-            CommandKind::Profile => &[Files, Memory, Stacks, StopOrReadLive, Waits],
+            CommandKind::Profile => &[Files, Memory, Stacks, StopOrReadLive, Waits, Samples],
             CommandKind::Observe => &[Files, Memory, Stop],
             CommandKind::Record => &[Files, Memory, Stop, Observe, Points, Times],
             CommandKind::Ps => &[Processes],

@@ -11,8 +11,8 @@ pub(crate) fn near_names<N: AsRef<str>>(
     }
 }
 
-/// The same for functions: also those that have another module before the last component, or none. The symbols of ocamlopt leave
-/// out modules inside a file.
+/// The same for functions: also those that have another module before the last component, or none, and those of C with another prefix
+/// (`caml_unix_sleep`). The symbols of ocamlopt leave out modules inside a file.
 pub(crate) fn near_functions<N: AsRef<str>>(
     names: impl IntoIterator<Item = N>,
     name: &str,
@@ -31,12 +31,15 @@ pub(crate) fn near_functions<N: AsRef<str>>(
     let last = last_component(name);
     nearest(names, name, |name, other| {
         let score = similarity(name, other);
+        let before = other.strip_suffix(name);
+        if name.len() >= 3 && before.is_some_and(|before| before.ends_with('_')) {
+            return 0.95;
+        }
         if last.is_empty() || last_component(other) != last {
             return score;
         }
         // `Stdlib.List.init` is nearer to `List.init` than `Stdlib.Array.init`.
-        let is_end = other.strip_suffix(name);
-        if is_end.is_some_and(|before| before.is_empty() || before.ends_with(['.', ':'])) {
+        if before.is_some_and(|before| before.is_empty() || before.ends_with(['.', ':'])) {
             return 1.0;
         }
         0.8 + score / 10.0
@@ -193,8 +196,11 @@ mod tests {
             "Stdlib.Array.init",
             "Stdlib.List.map",
             "std::fs::read",
+            "Unix.sleep",
+            "caml_unix_sleep",
         ];
         let near = |name| near_functions(names, name);
+        assert_eq!(near("unix_sleep"), ["caml_unix_sleep", "Unix.sleep"]);
         assert_eq!(near("App.Work.fib"), ["App.fib"]);
         assert_eq!(near("fib"), ["App.fib"]);
         assert_eq!(near("List.init"), ["Stdlib.List.init", "Stdlib.Array.init"]);

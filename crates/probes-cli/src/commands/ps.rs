@@ -16,8 +16,8 @@ In plain format, it prints a line for each process, sorted by pid:
     PID USER PROVIDERS PROBES ENABLED PROGRAM
 PROVIDERS are the providers named in the probe notes of the program, and show which compiler built
 it; PROBES is the number of its probes, and ENABLED how many of them are enabled. Processes that you
-have no permission to read are left out; -v says how many. A warning names those whose notes of
-probes are damaged.";
+have no permission to read are left out; -v says how many, and so does a note if no process is
+listed. A warning names those whose notes of probes are damaged.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]
@@ -44,9 +44,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let denied = survey.denied.len();
     if denied > 0 {
         let others = number_of(denied, "other process");
-        output
-            .messages
-            .step(format_args!("no permission to read {others}"));
+        let what = format!("no permission to read {others}");
+        if survey.processes.is_empty() {
+            output
+                .messages
+                .note(&format!("none is listed, and there is {what}"));
+        } else {
+            output.messages.step(format_args!("{what}"));
+        }
     }
     Ok(())
 }

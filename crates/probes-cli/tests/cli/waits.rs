@@ -295,6 +295,12 @@ fn doctor_tries_the_samples_of_profiles() {
         found["result"] == result && finding.contains(&said),
         "{found}"
     );
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    let profile = run_command(nobody.arg(&tool).args(["doctor", "-json"]));
+    let profile = of_doctor(&profile, "commands", "profile");
+    let expected = if result == "pass" { "works" } else { "limited" };
+    assert_eq!(profile["result"], expected, "{profile}");
 }
 
 // promise: Bad input: `doctor` tries perf_event_open as `profile` does, and says the meaning of its error (2 errors)

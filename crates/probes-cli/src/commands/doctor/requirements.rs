@@ -38,6 +38,8 @@ pub(crate) enum Need {
     Stacks,
     /// To have the kernel record its waits.
     Waits,
+    /// To have the kernel sample the threads that run.
+    Samples,
 }
 
 /// Whether a command works that needs this.
@@ -101,6 +103,10 @@ impl Findings<'_> {
             Need::Times => vec![self.needed(CheckKind::InvariantTsc)],
             Need::Events => self.events(),
             Need::Waits => vec![self.limited(CheckKind::PerfEvents, "waits are sampled: ")],
+            Need::Samples => vec![self.limited(
+                CheckKind::PerfSamples,
+                "threads that run are stopped for a moment, and much of a program that waits often is [not read]: ",
+            )],
             Need::Stacks => vec![
                 self.limited(CheckKind::Translator, "stacks of the translator: "),
                 self.limited(CheckKind::UnwindTables, "stacks are cut: "),

@@ -59,6 +59,8 @@ pub(super) struct Recording<'r> {
     timeline: Timeline,
     /// Runtime events, once they are there.
     events: Option<OpenedEvents>,
+    /// Whether some were read.
+    has_events: bool,
     /// What was missed of them.
     missed: Option<Missed>,
     waits: Option<WaitsReader>,
@@ -157,6 +159,7 @@ impl<'r> Recording<'r> {
                 timeline
             },
             events: None,
+            has_events: false,
             missed: None,
             waits: None,
             latencies: Vec::new(),
@@ -358,10 +361,11 @@ impl<'r> Recording<'r> {
         let Some(opened) = &mut self.events else {
             return Ok(());
         };
-        let timeline = &mut self.timeline;
-        let read = opened
-            .events
-            .read(|entry| timeline.add_runtime_event(&entry));
+        let (timeline, has_events) = (&mut self.timeline, &mut self.has_events);
+        let read = opened.events.read(|entry| {
+            *has_events = true;
+            timeline.add_runtime_event(&entry);
+        });
         read.map_err(Failure::of_process(self.pid))
     }
 
@@ -468,8 +472,13 @@ impl<'r> Recording<'r> {
             let hint = "a start whose stop an exception skips waits as well: record for a shorter time, or a pair that always ends";
             output.messages.warning(WarningKind::LostTimes, &what, hint);
         }
-        if let Some(missed) = self.missed {
-            missed.warn(self.pid, &output.messages);
+        match self.missed {
+            Some(missed) => missed.warn(self.pid, &output.messages),
+            None if self.events.is_some() && !self.has_events => output.messages.note(&format!(
+                "the file has no runtime events: process {} has not collected meanwhile",
+                self.pid
+            )),
+            None => {}
         }
         if let Some(last) = last.filter(|_| is_short) {
             let seconds = last.as_secs_f64();
