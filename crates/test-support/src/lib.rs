@@ -14,6 +14,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
 
 pub mod container;
 pub mod gdb;
@@ -338,6 +339,23 @@ impl Talker {
                 (name.to_owned(), count.parse().expect("a count"))
             })
             .collect()
+    }
+}
+
+/// A program that root runs as nobody.
+pub fn as_nobody(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    command.arg(program);
+    command
+}
+
+/// A program that an ordinary user runs: nobody, if we are root.
+pub fn as_ordinary_user(program: impl AsRef<OsStr>) -> Command {
+    if geteuid().is_root() {
+        as_nobody(program)
+    } else {
+        Command::new(program)
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::Command;
 use nix::unistd::geteuid;
 use probes_lib::State::{Disabled, Enabled, Inconsistent};
 use test_support::process::{Image, descriptors, poke, settle};
-use test_support::{Guard, Talker, eventually};
+use test_support::{Guard, Talker, as_nobody, eventually};
 
 use crate::own::{Library, SelfSwitching, programs};
 
@@ -194,9 +194,7 @@ fn program_that_is_not_dumpable_is_refused() {
     for directory in programs(Library::Static) {
         let program = directory.file("own");
         let mut talker = if geteuid().is_root() {
-            let mut setpriv = Command::new("setpriv");
-            setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
-            Talker::spawn(setpriv.arg(&program))
+            Talker::spawn(&mut as_nobody(&program))
         } else {
             Talker::spawn(&mut Command::new(&program))
         };

@@ -3,14 +3,15 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, geteuid};
 use test_support::process::{children, status};
-use test_support::{Talker, eventually, fixture, fixture_forms, program};
+use test_support::{
+    Talker, as_nobody, as_ordinary_user, eventually, fixture, fixture_forms, program,
+};
 
 use crate::observers::rest;
 use crate::support::{Directory, image, is_observed, run, run_command, states};
@@ -133,12 +134,8 @@ fn process_of_another_user_is_refused() {
         let directory = Directory::new("nobody");
         let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
         for action in ["info", "attach"] {
-            let mut nobody = Command::new("setpriv");
-            nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-            nobody
-                .arg(&tool)
-                .arg(action)
-                .arg(format!("-pid={}", target.pid()));
+            let mut nobody = as_nobody(&tool);
+            nobody.arg(action).arg(format!("-pid={}", target.pid()));
             if action == "attach" {
                 nobody.arg("-enable-all");
             }
@@ -207,17 +204,6 @@ fn process_under_gdb_is_readable_but_not_changed() {
     run(&format!("attach -enable-all -pid {pid}")).answer();
 }
 
-/// A command of an ordinary user: of nobody, if we are root.
-pub(crate) fn as_user(program: &Path) -> Command {
-    if !geteuid().is_root() {
-        return Command::new(program);
-    }
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    command.arg(program);
-    command
-}
-
 // promise: Processes that are hard to change: If a process becomes undumpable, each command that its user can no longer
 //    carry out or undo says so, and that sudo is needed (2 × 5 commands)
 #[test]
@@ -228,12 +214,12 @@ fn commands_on_undumpable_processes_suggest_sudo() {
         let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
         let copy = directory.copy(&file, "undumpable");
         let start = || {
-            let mut target = Talker::spawn(&mut as_user(&copy));
+            let mut target = Talker::spawn(&mut as_ordinary_user(&copy));
             target.expect("ready");
             target
         };
         let tool = |line: &str, pid: i32| {
-            let mut command = as_user(&tool);
+            let mut command = as_ordinary_user(&tool);
             command
                 .args(line.split(' '))
                 .args(["-pid", &pid.to_string()]);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
-use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, process};
+use test_support::{Scratch, Talker, as_nobody, eventually, fixture, fixture_forms, process};
 
 use crate::support::{Directory, image, run, run_command, states};
 
@@ -400,12 +400,9 @@ fn process_in_namespace_of_root_is_refused() {
         let pid = target.pid();
         let before = image(pid);
         for (flag, end) in [("-quiet", ""), ("-enable-all", "; nothing was changed")] {
-            let mut nobody = Command::new("setpriv");
-            nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+            let mut nobody = as_nobody(&tool);
             let subcommand = if end.is_empty() { "info" } else { "attach" };
-            nobody
-                .arg(&tool)
-                .args([subcommand, flag, "-pid", &pid.to_string()]);
+            nobody.args([subcommand, flag, "-pid", &pid.to_string()]);
             assert_eq!(
                 run_command(&mut nobody).failure(),
                 format!(

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use nix::unistd::geteuid;
 use serde_json::Value;
 use test_support::{
-    Guard, Scratch, Talker, eventually, fixture, fixture_forms, process, program_forms,
+    Guard, Scratch, Talker, as_nobody, eventually, fixture, fixture_forms, process, program_forms,
 };
 
 use crate::support::{Directory, command, image, object, run, run_command, states};
@@ -213,12 +213,7 @@ fn process_of_another_user_is_reported() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let directory = Directory::new("nobody");
     let tool = directory.copy(TOOL.as_ref(), "ocaml-probes");
-    let nobody = |words: &[&str]| {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        command.arg(&tool).args(words);
-        run_command(&mut command)
-    };
+    let nobody = |words: &[&str]| run_command(as_nobody(&tool).args(words));
     let pid = target.pid().to_string();
     let diagnosis = Diagnosis::of(nobody(&["doctor", "-json", "-pid", &pid]));
     let failure = nobody(&["info", "-pid", &pid]).failure();

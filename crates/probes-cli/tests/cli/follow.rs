@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, geteuid};
 use test_support::process::{self, status};
-use test_support::{Guard, Talker, eventually, fixture, fixture_forms, program_forms};
+use test_support::{Guard, Talker, as_nobody, eventually, fixture, fixture_forms, program_forms};
 
 use crate::count::{end, observing};
 use crate::support::{Directory, command, is_observed, object, run, states};
@@ -204,12 +204,6 @@ fn follower_of_another_user_is_named() {
         let directory = Directory::new("follower");
         let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
         let file = directory.copy(&file, "program");
-        let as_nobody = |program: &Path| {
-            let mut nobody = Command::new("setpriv");
-            nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-            nobody.arg(program);
-            nobody
-        };
         let mut talker = Talker::spawn(&mut as_nobody(&file));
         talker.expect("ready");
         let pid = talker.pid();

@@ -8,9 +8,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::Value;
 use test_support::container::unshare;
-use test_support::{Scratch, Talker, eventually, fixture, program, program_forms};
+use test_support::{
+    Scratch, Talker, as_ordinary_user, eventually, fixture, program, program_forms,
+};
 
-use crate::bad_processes::as_user;
 use crate::count_functions::observing;
 use crate::support::{
     Directory, blocks_termination, command, object, run, run_command, run_with_input,
@@ -315,7 +316,7 @@ fn events_of_another_user_are_refused() {
         "count -events all",
         "hist -events all",
     ] {
-        let mut nobody = as_user(&tool);
+        let mut nobody = as_ordinary_user(&tool);
         nobody
             .args(flags.split(' '))
             .arg(format!("-pid={}", target.pid()));

@@ -8,9 +8,8 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::geteuid;
 use serde_json::{Value, json};
-use test_support::{Guard, Scratch, Talker, fixture, program, program_forms};
+use test_support::{Guard, Scratch, Talker, as_ordinary_user, fixture, program, program_forms};
 
-use crate::bad_processes::as_user;
 use crate::support::{Directory, Run, command, object, run, run_command, run_on};
 
 #[test]
@@ -303,7 +302,8 @@ fn program_with_privileges_of_its_file_is_refused() {
     // The user `nobody` possibly cannot enter the build directory.
     let directory = Directory::new("privileged");
     let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
-    let trace = |file: &Path| run_command(as_user(&tool).args(["trace", "-prog"]).arg(file));
+    let trace =
+        |file: &Path| run_command(as_ordinary_user(&tool).args(["trace", "-prog"]).arg(file));
     let copied = |name| directory.copy(&program("terminating"), name);
     let (setuid, capable) = (copied("setuid"), copied("capable"));
     fs::set_permissions(&setuid, Permissions::from_mode(0o4755)).unwrap();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::unistd::geteuid;
 use serde_json::Value;
 use test_support::tmux::Terminal;
-use test_support::{Scratch, Talker, fixture, fixture_forms, output_within};
+use test_support::{Scratch, Talker, as_nobody, fixture, fixture_forms, output_within};
 
 use crate::profile::{lines, profiling};
 use crate::support::{Directory, command, object, run, run_command};
@@ -274,10 +274,8 @@ fn doctor_tries_the_samples_of_profiles() {
     // An ordinary user, with the setting that this machine has.
     let directory = Directory::new("samples");
     let tool = directory.copy(TOOL.as_ref(), "ocaml-probes");
-    let mut nobody = Command::new("setpriv");
-    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    let found = run_command(nobody.arg(&tool).args(["doctor", "-json"]));
-    let found = of_doctor(&found, "checks", "perf_samples");
+    let doctor = run_command(as_nobody(&tool).args(["doctor", "-json"]));
+    let found = of_doctor(&doctor, "checks", "perf_samples");
     let paranoid = fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").unwrap();
     let paranoid: i32 = paranoid.trim().parse().unwrap();
     let finding = found["finding"].as_str().unwrap();
@@ -295,10 +293,7 @@ fn doctor_tries_the_samples_of_profiles() {
         found["result"] == result && finding.contains(&said),
         "{found}"
     );
-    let mut nobody = Command::new("setpriv");
-    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    let profile = run_command(nobody.arg(&tool).args(["doctor", "-json"]));
-    let profile = of_doctor(&profile, "commands", "profile");
+    let profile = of_doctor(&doctor, "commands", "profile");
     let expected = if result == "pass" { "works" } else { "limited" };
     assert_eq!(profile["result"], expected, "{profile}");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 use probes_lib::{Options, RingEntry, RuntimeEventKind, RuntimeEvents, Target};
-use test_support::{Scratch, Talker, program_forms};
+use test_support::{Scratch, Talker, as_nobody, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::events::own_lines;
@@ -875,12 +875,8 @@ fn files_of_others_are_not_read() {
     let directory = Directory::new("nobody");
     let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
     for flags in ["gc -for 10ms", "watch -events all -for 10ms"] {
-        let mut nobody = Command::new("setpriv");
-        nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-        nobody
-            .arg(&tool)
-            .args(flags.split(' '))
-            .arg(format!("-pid={pid}"));
+        let mut nobody = as_nobody(&tool);
+        nobody.args(flags.split(' ')).arg(format!("-pid={pid}"));
         let error = crate::support::run_command(&mut nobody).failure();
         assert!(
             error.contains(" belongs to uid 0 (root)"),

@@ -16,7 +16,7 @@ use probes_lib::{
     State, Target, ThreadState,
 };
 use test_support::process::{self, Image};
-use test_support::{Guard, Scratch, Talker, eventually, fixture_forms, output};
+use test_support::{Guard, Scratch, Talker, as_ordinary_user, eventually, fixture_forms, output};
 
 use crate::own_process::{rerun_command, role};
 use crate::refusals::toggle_as_nobody;
@@ -314,13 +314,7 @@ fn setuid_program_is_changed_and_keeps_its_privilege() {
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o4755)).unwrap();
         // Another user than its owner gains the owner's privilege; for its owner it is an ordinary
         // program.
-        let mut command = Command::new(&copy);
-        if geteuid().is_root() {
-            command = Command::new("setpriv");
-            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
-            command.arg(&copy);
-        }
-        let mut talker = Talker::spawn(&mut command);
+        let mut talker = Talker::spawn(&mut as_ordinary_user(&copy));
         talker.expect("ready");
         let mut session = Session::of(talker);
         let pid = session.pid();

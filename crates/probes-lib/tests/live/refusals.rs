@@ -11,7 +11,8 @@ use probes_lib::{
 };
 use test_support::process::{self, Image, settle};
 use test_support::{
-    Guard, Scratch, Talker, eventually, fixture, fixture_forms, output, program, program_forms,
+    Guard, Scratch, Talker, as_nobody, eventually, fixture, fixture_forms, output, program,
+    program_forms,
 };
 
 use crate::session::{Session, all, heavy_test_lock};
@@ -240,10 +241,7 @@ pub(crate) fn toggle_as_nobody(pid: i32) -> String {
     // The build directory may be one that other users cannot read.
     let scratch = Scratch::new();
     let toggle = scratch.copy(&crate::examples::example("toggle"), "toggle");
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
-    command.arg(toggle).args([&pid.to_string(), "ping"]);
-    let output = output(&mut command);
+    let output = output(as_nobody(toggle).args([&pid.to_string(), "ping"]));
     assert!(!output.status.success());
     String::from_utf8(output.stderr).unwrap()
 }
@@ -282,11 +280,7 @@ fn root_changes_any_process_and_users_their_own() {
     for file in fixture_forms("forker") {
         let mut command = if geteuid().is_root() {
             let file = scratch.copy(&file, file.file_name().unwrap().to_str().unwrap());
-            let mut command = Command::new("setpriv");
-            command
-                .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
-                .arg(file);
-            command
+            as_nobody(file)
         } else {
             Command::new(&file)
         };
