@@ -23,6 +23,7 @@ use crate::process::object::Object;
 use crate::select::{Actions, choose_present};
 use crate::target::Target;
 use crate::trace::lender::Lender;
+use crate::trace::stop::waits_for_processor;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracee_set::{FOLLOW_TICK, TraceEvent, TraceeSet};
 use crate::trace::tracer::Tracer;
@@ -41,6 +42,10 @@ const DETACH_INTERVAL: Duration = Duration::from_millis(5);
 /// How long to wait until a process that is to be detached from has stopped, before the next process
 /// is tried.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
+
+/// How long what a process loads or executes is kept from running while other tools change the process, or one of its threads is
+/// ready to run and is given no processor: on a busy machine, both may take seconds. Without its probes set, it would run unseen.
+const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Processes that are followed, and what is to be done to their probes.
 pub(crate) struct FollowSession<'f> {
@@ -112,7 +117,7 @@ impl<'f> FollowSession<'f> {
         loop {
             // Its files are read here, so that they need not be while it is stopped.
             followed.resolve(self.actions)?;
-            let _lock = self.lock(&followed.process)?;
+            let _lock = self.lock(&followed.process, Duration::ZERO)?;
             let held = self
                 .tracees
                 .stop_and_keep(&followed.process, self.options.time_limit)?;
@@ -158,21 +163,31 @@ impl<'f> FollowSession<'f> {
     }
 
     /// Waits for the update lock of a process; `None` if the tool to which the process is lent holds it: that tool may
-    /// be waiting for us, and changes the process only while this thread serves it, which it does not now.
-    fn lock(&mut self, process: &Process) -> Result<Option<UpdateLock>> {
-        let deadline = Instant::now() + self.options.time_limit;
+    /// be waiting for us, and changes the process only while this thread serves it, which it does not now. Waits for
+    /// [`Options::time_limit`], and up to `busy_limit` for tools that are not stopped themselves.
+    fn lock(&mut self, process: &Process, busy_limit: Duration) -> Result<Option<UpdateLock>> {
+        let begun = Instant::now();
+        let mut next_tick = begun + FOLLOW_TICK;
         loop {
-            match settled_lock(process, Instant::now()) {
-                Err(error) if error.is_being_updated() && Instant::now() < deadline => {
-                    let holder = lock::holder_in(&error);
-                    let pid = process.pid();
-                    if self.lender.lends_to(holder, pid, &self.tracees) {
-                        return Ok(None);
-                    }
-                    lock::pause();
-                }
+            let error = match settled_lock(process, Instant::now()) {
+                Err(error) if error.is_being_updated() => error,
                 locked => return locked.map(Some),
+            };
+            let (holder, pid) = (lock::holder_in(&error), process.pid());
+            if self.lender.lends_to(holder, pid, &self.tracees) {
+                return Ok(None);
             }
+            let limit = self.options.time_limit;
+            let waited = begun.elapsed();
+            if waited >= limit && (waited >= busy_limit || is_job_stopped(holder)) {
+                return Err(error);
+            }
+            // Others receive their signals meanwhile.
+            if Instant::now() >= next_tick {
+                self.tracees.resume_others(pid);
+                next_tick = Instant::now() + FOLLOW_TICK;
+            }
+            lock::pause();
         }
     }
 
@@ -386,19 +401,28 @@ impl<'f> FollowSession<'f> {
     ) -> Result<Report> {
         let choices = choose_present(&image.program, self.actions)?;
         let process = &followed.process;
-        let _lock = self.lock(process)?;
+        let _lock = self.lock(process, BUSY_LIMIT)?;
         match moment {
             LoadMoment::Exec => {
                 let stopped = self.tracees.at_exec(process);
                 followed.set(image, &choices, self.options, &stopped)
             }
             LoadMoment::Loading => {
-                let held = self
-                    .tracees
-                    .stop_and_keep(process, self.options.time_limit)?;
+                let held = self.stop_to_set(process)?;
                 let report = followed.set(image, &choices, self.options, &held);
                 self.tracees.resume(process, held);
                 report
+            }
+        }
+    }
+
+    /// Stops a process that has loaded objects; waits up to [`BUSY_LIMIT`] for threads that have no processor.
+    fn stop_to_set<'p>(&self, process: &'p Process) -> Result<Stopped<'p>> {
+        let end = Instant::now() + BUSY_LIMIT;
+        loop {
+            match self.tracees.stop_and_keep(process, self.options.time_limit) {
+                Err(error) if waits_for_processor(&error) && Instant::now() < end => {}
+                stopped => return stopped,
             }
         }
     }
@@ -451,6 +475,13 @@ impl<'f> FollowSession<'f> {
             self.processes.remove(&pid);
         }
     }
+}
+
+/// Returns whether a process is stopped by job control, or is not there: it does nothing until it is continued. Also if that is
+/// not known, as of one in another pid namespace.
+fn is_job_stopped(pid: i32) -> bool {
+    let status = Process::open(pid).ok().and_then(|it| it.status().ok());
+    status.is_none_or(|status| status.state == 'T')
 }
 
 /// At which moment the new objects of a process are handled.

@@ -232,7 +232,7 @@ fn with_retries<T>(pause: Duration, mut stop: impl FnMut() -> Result<T>) -> Resu
 }
 
 /// Returns whether a process could not be stopped because one of its threads is ready to run, and had no processor.
-fn waits_for_processor(error: &Error) -> bool {
+pub(crate) fn waits_for_processor(error: &Error) -> bool {
     let ErrorKind::Process(kind) = error.kind() else {
         return false;
     };

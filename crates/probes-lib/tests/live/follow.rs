@@ -1,14 +1,18 @@
 //! Following a program from the process that started it.
 
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use probes_lib::{Action, Actions, Follow, FollowEvent, Options, Selector, Target};
-use test_support::{DEADLINE, Talker, fixture_forms};
+use test_support::process;
+use test_support::{DEADLINE, Guard, Talker, eventually, fixture, fixture_forms};
 
 /// Follows a process, and enables all its probes.
 fn follow(talker: &Talker) -> Follow {
@@ -72,7 +76,7 @@ fn own_child_runs_on_when_following_ends() {
             follow.stop();
             assert_eq!(next(&follow), None);
         }
-        assert!(!test_support::process::is_loader_changed(talker.pid()));
+        assert!(!process::is_loader_changed(talker.pid()));
         assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
         talker.expect("started 0");
         talker.send("quit");
@@ -126,5 +130,63 @@ fn kill_while_probes_are_set_is_no_failure() {
                 "{round}: {events:?}"
             );
         }
+    }
+}
+
+/// Has a followed process load a library whose constructor hits its probes, while `meanwhile` is done. Returns the hits.
+fn hits_of_load(talker: &mut Talker, meanwhile: impl FnOnce()) -> String {
+    talker.send(&format!("load {}", fixture("objects/eager.so").display()));
+    meanwhile();
+    talker.expect("loaded 0");
+    talker.ask("plugins", "plugins")
+}
+
+/// Follows a process that loads libraries, and waits until its loader is hooked.
+fn follow_host(talker: &Talker) -> Follow {
+    let follow = follow(talker);
+    eventually("its loader is hooked", || {
+        process::is_loader_changed(talker.pid()).then_some(())
+    });
+    follow
+}
+
+// promise: Following: What is loaded while another tool changes the process waits for that tool, more than a second (2)
+#[test]
+fn load_waits_for_a_slow_tool() {
+    for file in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&file);
+        let _follow = follow_host(&talker);
+        let memory = File::open(format!("/proc/{}/mem", talker.pid())).unwrap();
+        // As a tool that changes it has it.
+        let lock = Flock::lock(memory, FlockArg::LockExclusive).unwrap();
+        let hits = hits_of_load(&mut talker, || {
+            std::thread::sleep(Duration::from_millis(1500));
+            drop(lock);
+        });
+        assert_eq!(hits, "plugins 0:ping=2,plug=4");
+    }
+}
+
+// promise: Following: What is loaded while a tool that is stopped changes the process runs on soon, and that is reported (2)
+#[test]
+fn load_does_not_wait_for_a_stopped_tool() {
+    for file in fixture_forms("objects/host") {
+        let mut talker = Talker::start(&file);
+        let follow = follow_host(&talker);
+        let mut holder = Command::new("flock");
+        holder.arg("--no-fork");
+        holder.arg(format!("/proc/{}/mem", talker.pid()));
+        let holder = Guard::spawn(holder.args(["sleep", "1000"]));
+        eventually("it has the lock", || {
+            let name = std::fs::read_to_string(format!("/proc/{}/comm", holder.pid())).unwrap();
+            (name == "sleep\n").then_some(())
+        });
+        kill(Pid::from_raw(holder.pid()), Signal::SIGSTOP).unwrap();
+        let begun = Instant::now();
+        let hits = hits_of_load(&mut talker, || {});
+        assert_eq!(hits, "plugins 0:ping=0,plug=0");
+        assert!(begun.elapsed() < Duration::from_secs(9));
+        let events = std::iter::from_fn(|| next(&follow));
+        assert!(events.take(2).any(|event| event == "Failed"));
     }
 }
