@@ -19,6 +19,7 @@
 //! time_sums  times and waits, added up by stack
 //! wait_recorder  waits, each by itself
 //! process_time  the clock of the process → how much of its running time is in samples, and how much in none   pure
+//! sample_pauses  when samples are due, so that they do not cost too much, and that does not depend on what they find   pure
 //! raised_priority  a processor when a sample is due, on a busy machine, too
 //! ```
 
@@ -29,6 +30,7 @@ mod process_time;
 mod raised_priority;
 mod records;
 mod refusal;
+mod sample_pauses;
 mod samples;
 mod switches;
 mod time_sums;
@@ -59,6 +61,7 @@ use process_time::ProcessClock;
 pub use raised_priority::RaisedPriority;
 use records::{RecordKind, SampledStack};
 pub(crate) use refusal::paranoid;
+use sample_pauses::SamplePauses;
 use samples::{PendingSamples, RanUntilStop, SwitchesBefore};
 use switches::SwitchRecorder;
 pub use time_sums::WaitTimes;
@@ -139,8 +142,7 @@ pub struct Profiler {
     stops: u64,
     stopped: Duration,
     last_stop_time: Duration,
-    /// How much processor time the last sample took.
-    last_look_cost: Duration,
+    pauses: SamplePauses,
     not_stopped: Option<Error>,
     /// The times of threads that have exited, and waits from before a thread was first looked at.
     exited: ThreadTimes,
@@ -237,7 +239,7 @@ impl Profiler {
             stops: 0,
             stopped: Duration::ZERO,
             last_stop_time: Duration::ZERO,
-            last_look_cost: Duration::ZERO,
+            pauses: SamplePauses::default(),
             not_stopped: None,
             exited: ThreadTimes::default(),
             off_variance: 0.0,
@@ -254,6 +256,7 @@ impl Profiler {
         self.threads.clear();
         (self.exited, self.off_variance) = (ThreadTimes::default(), 0.0);
         (self.samples, self.stops, self.stopped) = (0, 0, Duration::ZERO);
+        self.pauses = SamplePauses::default();
         self.is_begun = false;
         let (now, at) = (Instant::now(), monotonic_now());
         let clock = self.clock.as_ref();
@@ -510,12 +513,11 @@ impl Profiler {
     }
 
     /// Returns how long to wait until the next sample at least, so that the process is stopped for no more than 2 % of the time, and
-    /// looking at its threads takes no more than 5 % of a processor. Where processors are shared, a stop takes longer.
+    /// looking at its threads takes no more than 5 % of a processor (if waits are recorded, half of that is left for looking at them). Where
+    /// processors are shared, a stop takes longer. Each cost is spread over the samples that follow, as samples would be wrong if when the
+    /// next is due depended on what the last has found: so both may be exceeded in the first seconds.
     pub fn min_pause(&self) -> Duration {
-        let (stop, look) = (self.last_stop_time, self.last_look_cost);
-        // If waits are recorded, half of the 5 % is left for looking at them.
-        let share = if self.recorded.is_some() { 39 } else { 19 };
-        stop.saturating_mul(49).max(look.saturating_mul(share))
+        self.pauses.next()
     }
 
     /// Looks at all threads, and adds the time since the last sample to what they do. The sample was `due` a moment ago: if switches are
@@ -531,10 +533,12 @@ impl Profiler {
         let elapsed = due.saturating_duration_since(self.sampled_at);
         self.collect(false);
         self.look_at_all(elapsed, due)?;
-        self.last_look_cost = processor_time().saturating_sub(begun);
+        let look_cost = processor_time().saturating_sub(begun);
         if let Some(recorded) = &mut self.recorded {
-            recorded.ran_until += self.last_look_cost;
+            recorded.ran_until += look_cost;
         }
+        let costs = (self.last_stop_time, look_cost);
+        self.pauses.add(elapsed, costs, self.recorded.is_some());
         self.samples += 1;
         self.check_program(now)
     }
