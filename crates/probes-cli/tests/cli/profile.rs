@@ -440,11 +440,14 @@ fn program_that_is_executed_is_profiled() {
     for script in ["exec \"$0\"", "sleep 0.1; exec \"$0\"", "exec env \"$0\""] {
         let mut tool = command(["profile", "-prog", "/bin/sh", "--", "-c", script]);
         tool.arg(fixture("turns.pie"));
-        let (status, stdout, stderr) = with_commands(&tool, "turns 100\nquit\n");
-        assert_eq!(status, 0, "{stderr}");
-        assert!(stdout.starts_with("ready\nturned "), "{stdout}");
-        let computes = stderr.lines().any(|line| line.ends_with(" computes"));
-        assert!(computes, "{stderr}");
+        // The busier the machine is, the longer it takes until it is seen at work.
+        let is_seen = [10, 30, 100].into_iter().any(|turns| {
+            let (status, stdout, stderr) = with_commands(&tool, &format!("turns {turns}\nquit\n"));
+            assert_eq!(status, 0, "{stderr}");
+            assert!(stdout.starts_with("ready\nturned "), "{stdout}");
+            stderr.lines().any(|line| line.ends_with(" computes"))
+        });
+        assert!(is_seen, "{script}");
     }
 }
 
