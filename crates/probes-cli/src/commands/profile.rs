@@ -406,6 +406,7 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
     let unread = time_of(profile, |it| is_running(it) && it.end.is_none());
     let sampled = time_of(profile, is_running);
     let unsampled = profile.not_sampled;
+    let unknown = unread + unsampled;
     let of_few_samples = Duration::from_secs(1) * FEW_SAMPLES / args.hz;
     let is_empty = args.on_cpu && sampled.is_zero() && !unsampled.is_zero();
     let is_missing = unsampled * UNREAD > times.running && unsampled > of_few_samples || is_empty;
@@ -425,9 +426,9 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
             "they were in the kernel, of which this user may have no samples, or ran too briefly for one",
             "as root, or with kernel.perf_event_paranoid of 1 or less, the kernel is sampled, too",
         ),
-        RunningMethod::Stopped if unread * UNREAD > times.running && unread > MIN_SAID => (
-            unread,
-            "the threads waited again before they could be stopped",
+        RunningMethod::Stopped if unknown * UNREAD > times.running && unknown > of_few_samples => (
+            unknown,
+            "the threads waited again before they could be stopped, or ran too briefly for a sample",
             "-live shows where they ran in their own code, where the kernel permits samples",
         ),
         _ => return,

@@ -63,6 +63,26 @@ impl StackRanges {
         StackRanges(stacks)
     }
 
+    /// The same stacks, none of which goes beyond one of these thread control blocks: the C library puts that of a thread at the end of its
+    /// stack, and what is mapped right after it may be megabytes of something else.
+    pub(crate) fn up_to_blocks(self, blocks: impl IntoIterator<Item = LiveAddr>) -> StackRanges {
+        let mut blocks: Vec<u64> = blocks.into_iter().map(|it| it.0).collect();
+        blocks.sort_unstable();
+        let parts = self.0.into_iter().flat_map(|stack| {
+            let first = blocks.partition_point(|block| *block <= stack.start);
+            let inside = blocks[first..].iter().copied();
+            let ends = inside.take_while(|block| *block < stack.end);
+            let mut start = stack.start;
+            let parts = ends.chain([stack.end]).map(|end| {
+                let part = start..end;
+                start = end;
+                part
+            });
+            parts.collect::<Vec<_>>()
+        });
+        StackRanges(parts.filter(|part| !part.is_empty()).collect())
+    }
+
     /// Returns the range to search if the stack pointer is `top`: at most `most` bytes. It ends where this stack ends,
     /// because the stacks at higher addresses belong to other threads.
     fn above(&self, top: u64, most: u64) -> Range<u64> {
@@ -368,6 +388,26 @@ mod tests {
         assert!(above(&stacks, START - MAX_SEARCHED).is_empty());
         assert!(above(&stacks, end_of(THREADS)).is_empty());
         assert!(above(&stacks, u64::MAX).is_empty());
+    }
+
+    #[test]
+    fn stacks_end_at_control_blocks() {
+        let at = |offset: u64| LiveAddr(START + offset);
+        let maps = format!("{START:x}-{:x} rw-p 00000000 00:00 0 \n", START + LEN);
+        let stacks = StackRanges::among(&maps::parse(maps.as_bytes()));
+        // Of two threads, of one outside, and of one twice.
+        let blocks = [at(0x9000), at(0x5000), at(2 * LEN), at(0x5000)];
+        let stacks = stacks.up_to_blocks(blocks);
+        assert_eq!(above(&stacks, START + 8), START + 8..START + 0x5000);
+        assert_eq!(
+            above(&stacks, START + 0x5000),
+            START + 0x5000..START + 0x9000
+        );
+        assert_eq!(
+            above(&stacks, START + LEN - 16),
+            START + LEN - 16..START + LEN
+        );
+        assert!(above(&stacks, START + LEN).is_empty());
     }
 
     #[test]

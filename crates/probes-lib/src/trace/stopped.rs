@@ -161,12 +161,22 @@ impl<'p> Stopped<'p> {
         Ok(self.maps.get_or_init(|| maps))
     }
 
-    fn stacks(&self) -> &StackRanges {
+    fn stacks(&self, memory: &impl ReadMemory) -> &StackRanges {
         let stacks = || {
-            self.maps()
-                .map_or_else(|_| StackRanges::anywhere(), StackRanges::among)
+            let stacks = self
+                .maps()
+                .map_or_else(|_| StackRanges::anywhere(), StackRanges::among);
+            stacks.up_to_blocks(self.control_blocks(memory))
         };
         self.stacks.get_or_init(stacks)
+    }
+
+    /// Returns the control blocks of threads: where the base of `fs` points to, if its own address is there.
+    fn control_blocks(&self, memory: &impl ReadMemory) -> impl Iterator<Item = LiveAddr> {
+        let registers = self.tids().filter_map(|tid| self.calls.registers(tid).ok());
+        let bases = registers.map(|it| it.fs_base);
+        let blocks = bases.filter(|base| memory.read_word(LiveAddr(*base)).ok() == Some(*base));
+        blocks.map(LiveAddr)
     }
 
     /// Returns whether a thread executes `code`, or may return there: from a signal handler, for one. True if
@@ -189,7 +199,7 @@ impl<'p> Stopped<'p> {
                 LiveAddr(registers.rip)
             } else {
                 let stack = LiveAddr(registers.rsp);
-                self.stacks().lead_into(memory, stack, code)?
+                self.stacks(memory).lead_into(memory, stack, code)?
             };
             Some(ThreadInside {
                 tid,
@@ -219,7 +229,9 @@ impl<'p> Stopped<'p> {
                 Err(Errno::ESRCH) => continue,
                 registers => registers.map_err(failed)?,
             };
-            let contexts = self.stacks().contexts(memory, LiveAddr(registers.rsp));
+            let contexts = self
+                .stacks(memory)
+                .contexts(memory, LiveAddr(registers.rsp));
             for (at, counter) in contexts {
                 if let Some(to) = moves.of_address(counter) {
                     let written = stack_memory.write_code(at, &to.to_le_bytes());
