@@ -114,7 +114,7 @@ pub(super) fn warn_of_lost_words(lost: &LostWords, messages: &Messages) {
     if let Some(lost) = lost.list() {
         messages.warning(
             WarningKind::LostEvents,
-            &format!("words of events were overwritten before they were read: {lost}"),
+            &format!("words of events were overwritten before they were read, and what they said is missing: {lost}"),
             "start the process with larger rings, such as e=18 in OCAMLRUNPARAM (16 without it)",
         );
     }

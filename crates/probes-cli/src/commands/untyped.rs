@@ -4,7 +4,7 @@ use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::text::number_of;
 
-const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
+const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; a function that ends with a jump to another one, in tail position, has no retval; strings and fields cannot be read at a null \
      pointer, in memory that processes share or that was mapped just now, in the last bytes before memory that is not mapped, and in \
      processes that were forked just now; `ocaml-probes watch` shows the arguments of hits, docs/ask.md says what can be asked of which type";
 

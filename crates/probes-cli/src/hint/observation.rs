@@ -109,6 +109,10 @@ fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option
             let hint = "`watch -fn` shows which arguments of a function are known; a glob with *, ? or [ leaves out functions without this one";
             Some(hint.to_owned())
         }
+        ExpressionProblem::WrongKind { .. } => {
+            let hint = "int(arg0) is the number that an argument is, str(arg0) the string, len(arg0) its length; `count -by` counts by strings, too";
+            Some(hint.to_owned())
+        }
         ExpressionProblem::UnknownArguments { .. } => {
             let hint = "arguments are known of probes of OCaml and at the beginning of functions";
             Some(hint.to_owned())
