@@ -239,7 +239,7 @@ fn lost_words_of_each_domain_are_shown() {
         let output = lines.join("\n");
         assert!(output.contains(expected), "{command} {format}: {output}");
         assert!(
-            said.contains("overwritten before they were read, and what they said is missing: "),
+            said.contains("counts, totals and shares are too low: "),
             "{said}"
         );
         assert!(said.contains(" of domain 1"), "{said}");
