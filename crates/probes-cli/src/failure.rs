@@ -170,7 +170,10 @@ impl Failure {
             Failure::PartlyUndone(_, hint) => Some(format!("once those bytes are gone, {hint}")),
             Failure::NoProcessNamed {
                 needs_probes: true, ..
-            } => Some("`ocaml-probes ps` lists the processes with probes; -fn GLOB is for functions of any program".to_owned()),
+            } => Some(
+                "`ocaml-probes ps` lists the processes with probes; `count -fn GLOB` counts functions of any program, `latency -fn GLOB` times them"
+                    .to_owned(),
+            ),
             Failure::NoProcessNamed { .. } => Some(
                 "the name is that of the program's file, to which `/proc/PID/exe` points"
                     .to_owned(),

@@ -211,7 +211,7 @@ fn processes_are_selected_by_program_name() {
             none,
             format!(
                 "ocaml-probes: no process with OCaml probes runs a program whose name matches \"{name}\"\n\
-                 hint: `ocaml-probes ps` lists the processes with probes; -fn GLOB is for functions of any program\n"
+                 hint: `ocaml-probes ps` lists the processes with probes; `count -fn GLOB` counts functions of any program, `latency -fn GLOB` times them\n"
             )
         );
     }
