@@ -43,10 +43,11 @@ const HELP: &str = "\
 Where the kernel permits it (perf_event_open, as root or with kernel.perf_event_paranoid of 1 or
 less), it samples threads 99 times in each second that they run, and nothing is stopped. Elsewhere,
 in OCaml 5, and with -gc, all threads are looked at 99 times a second, and for those that run the
-process is stopped for some 50 us each time. With -live it is not: some stacks of OCaml 5 are cut
-then, and without samples of the kernel, it is not known where threads run. In a program that waits
-or switches often, threads have moved on before they are stopped: [not read]. Try -live. Waits are
-recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for a
+process is stopped for some 50 us each time. With -live it is not: in OCaml 5, what the kernel has
+not copied of a stack is read while the thread runs on. Such a stack is [guessed], or [cut] if it
+has changed. Without samples of the kernel, -live does not know where threads run. In a program that
+waits or switches often, threads have moved on before they are stopped: [not read]. Try -live. Waits
+are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for a
 millisecond or two. Shorter ones are [unseen waits] of what the thread was last seen to wait in.
 Elsewhere, and with -gc, waits are sampled. When the duration is over, on Ctrl-C, or when the
 process exits, it prints in plain format, times in seconds:
