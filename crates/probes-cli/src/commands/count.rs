@@ -310,7 +310,8 @@ impl<'t> Counting<'t> {
             output.sum_up(messages, many, || sum(counts));
             if outcome.output_was_read {
                 let untyped = counts.total_untyped().filter(|&many| many > 0);
-                warn_of_untyped(messages, untyped.filter(|_| counts.total() == 0));
+                let only_untyped = untyped.filter(|_| counts.total() == 0);
+                warn_of_untyped(messages, only_untyped, outcome.of_results);
             }
         }
         outcome.finish(messages)

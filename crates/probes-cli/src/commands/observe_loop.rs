@@ -41,6 +41,7 @@ pub(super) struct ObservationLoop<'o> {
     interruptible: InterruptibleOutput,
     output: &'o Output,
     warning: GapWarning,
+    of_results: bool,
 }
 
 impl<'o> ObservationLoop<'o> {
@@ -53,7 +54,11 @@ impl<'o> ObservationLoop<'o> {
         output: &'o Output,
     ) -> Result<ObservationLoop<'o>, Failure> {
         let observe = || target.observe(observation, options);
-        ObservationLoop::begin_by(target, duration, output, observe)
+        let begun = ObservationLoop::begin_by(target, duration, output, observe)?;
+        Ok(ObservationLoop {
+            of_results: observation.asks_for_results(),
+            ..begun
+        })
     }
 
     /// The same, with the observer that `observe` returns.
@@ -105,6 +110,7 @@ impl<'o> ObservationLoop<'o> {
             interruptible,
             output,
             warning: GapWarning::default(),
+            of_results: false,
         })
     }
 
@@ -186,6 +192,7 @@ impl<'o> ObservationLoop<'o> {
             read_until,
             lasted,
             output_was_read,
+            of_results: self.of_results,
             failures,
             unreported: Unreported::OfOne(self.warning, gaps),
         }

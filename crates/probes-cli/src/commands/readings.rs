@@ -130,6 +130,8 @@ pub(super) struct Outcome<T> {
     /// False if a blocked write to standard output was interrupted by a signal, because its reader
     /// did not read.
     pub(super) output_was_read: bool,
+    /// Whether hits were asked for the results of functions.
+    pub(super) of_results: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: StepFailures,
     pub(super) unreported: Unreported,
@@ -174,7 +176,7 @@ impl<T> Outcome<T> {
         // The results say it, too. A terminal that accepts no output would keep the command from ending.
         if self.output_was_read {
             warn(messages);
-            warn_of_untyped(messages, report.only_untyped());
+            warn_of_untyped(messages, report.only_untyped(), self.of_results);
             warn_of_other_keys(messages, report.of_other_keys());
         }
         self.warn_of_lead(messages);

@@ -199,6 +199,7 @@ impl<'o> SeveralObservations<'o> {
             read_until: lasted,
             lasted,
             output_was_read,
+            of_results: self.request.observation.asks_for_results(),
             failures,
             unreported: Unreported::OfSeveral {
                 failures: self.failures,

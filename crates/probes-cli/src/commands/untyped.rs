@@ -4,16 +4,30 @@ use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::text::number_of;
 
-const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; a function that ends with a jump to another one, in tail position, has no retval; strings and fields cannot be read at a null \
+const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
      pointer, in memory that processes share or that was mapped just now, in the last bytes before memory that is not mapped, and in \
      processes that were forked just now; `ocaml-probes watch` shows the arguments of hits, docs/ask.md says what can be asked of which type";
 
-/// Warns that so many hits are untyped, if there are no others; `None` if there are.
-pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>) {
+const HINT_OF_RESULTS: &str = "a function that is left by a call in tail position has no retval: ask for that of the function that it calls; retval \
+     alone is taken for an int, and str(retval) for a string; `ocaml-probes watch -results` shows the results, docs/ask.md says what can be \
+     asked of which type";
+
+/// Warns that so many hits are untyped, if there are no others; `None` if there are. `of_results` is whether it was asked for results.
+pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>, of_results: bool) {
     if let Some(many) = only_untyped {
         let hits = number_of(many, "hit");
         let are = if many == 1 { "is" } else { "are" };
-        warn(messages, &format!("no result, and {hits} {are} untyped"));
+        let what = format!("no result, and {hits} {are} untyped");
+        if of_results {
+            let why = "the function has no result there, or one without the type that an expression needs";
+            messages.warning(
+                WarningKind::Untyped,
+                &format!("{what}: {why}"),
+                HINT_OF_RESULTS,
+            );
+        } else {
+            warn(messages, &what);
+        }
     }
 }
 

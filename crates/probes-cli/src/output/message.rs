@@ -90,7 +90,7 @@ pub(crate) enum WarningKind {
     LostSwitches,
     /// Threads have waited for a processor, and the stacks of a profile do not distinguish that from running.
     ProcessorsBusy,
-    /// No hit has an answer: an argument does not have the type that an expression needs.
+    /// No hit has an answer: an argument does not have the type that an expression needs, or a function has no result.
     Untyped,
     /// Keys found no room: their hits are `other`, and the lines of other keys may lack hits.
     OtherKeys,

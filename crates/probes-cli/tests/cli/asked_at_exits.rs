@@ -1,7 +1,7 @@
 //! `retval` and `elapsed` in expressions: what a function returns, and how long a pair or call took.
 
 use serde_json::Value;
-use test_support::{Talker, fixture_forms, program_forms};
+use test_support::{Talker, fixture_forms, program, program_forms};
 
 use crate::count_functions::observing;
 use crate::hist::{Values, assert_exact};
@@ -128,6 +128,30 @@ fn returns_are_watched_by_results() {
         assert_eq!(results, [6, 6, 7], "{run:?}");
         let untyped: u64 = lines.iter().filter_map(|it| it["untyped"].as_u64()).sum();
         assert_eq!((untyped, lines.len()), (3, 4), "{run:?}");
+    }
+}
+
+#[test]
+fn untyped_results_are_explained() {
+    let mut target = Talker::start(&program("calls"));
+    let results = "no result, and 3 hits are untyped: the function has no result there";
+    let arguments = "no result, and 6 hits are untyped: an argument does not have the type";
+    for (asked, why) in [
+        ("count -fn Calls.raises -where retval>=0", results),
+        ("count -fn Calls.raises -by retval", results),
+        ("hist -fn Calls.raises -of retval", results),
+        ("hist -fn Calls.raises -of retval -by retval", results),
+        ("count -fn Calls.raises -where len(arg0)==1", arguments),
+    ] {
+        let (command, flags) = asked.split_once(' ').unwrap();
+        let tool = observing(command, flags, target.pid());
+        target.ask("run 1 6", "calls");
+        let run = tool.end();
+        assert!(run.stderr.contains(why), "{asked}: {run:?}");
+        let of_results = run
+            .stderr
+            .contains("has no retval: ask for that of the function");
+        assert_eq!(of_results, why == results, "{asked}: {run:?}");
     }
 }
 

@@ -66,7 +66,7 @@ impl<'o> KeyedCounting<'o> {
         let (many, sum) = total.sum();
         output.sum_up(messages, many, || sum);
         if outcome.output_was_read {
-            warn_of_untyped(messages, total.only_untyped());
+            warn_of_untyped(messages, total.only_untyped(), outcome.of_results);
             warn_of_other_keys(messages, total.of_other_keys());
         }
         outcome.warn_of_lead(messages);
