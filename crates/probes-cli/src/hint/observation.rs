@@ -109,7 +109,7 @@ fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option
             let hint = "`watch -fn` shows which arguments of a function are known; a glob with *, ? or [ leaves out functions without this one";
             Some(hint.to_owned())
         }
-        ExpressionProblem::WrongKind { text, is, wanted } => of_wrong_kind(text, is, wanted),
+        ExpressionProblem::WrongKind { text, .. } => of_string(text),
         ExpressionProblem::UnknownArguments { .. } => {
             let hint = "arguments are known of probes of OCaml and at the beginning of functions";
             Some(hint.to_owned())
@@ -118,15 +118,10 @@ fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option
     }
 }
 
-/// The hint about a string that is used as an integer. Of a literal there is none.
-fn of_wrong_kind(text: &str, is: &str, wanted: &str) -> Option<String> {
+/// The hint about a string that is used as another value. Of a literal there is none.
+fn of_string(text: &str) -> Option<String> {
     let argument = text.strip_prefix("str(")?.strip_suffix(')')?;
-    if wanted != "an integer" {
-        return None;
-    }
-    let counts = format!("`count -by '{text}'` counts by the strings");
-    Some(match is {
-        "a string" => format!("`len({argument})` is the length of the string; {counts}"),
-        _ => counts,
-    })
+    Some(format!(
+        "`count -by '{text}'` counts by strings; the length of a string of OCaml is `len({argument})`"
+    ))
 }

@@ -396,7 +396,7 @@ fn what_is_no_integer_is_refused_before() {
         (
             "-probe strings -of str(arg0)",
             "str(arg0) is a string, where an integer is needed; nothing was changed\n    str(arg0)\n    ^^^^^^^^^\n\
-             hint: `len(arg0)` is the length of the string; `count -by 'str(arg0)'` counts by the strings\n",
+             hint: `count -by 'str(arg0)'` counts by strings; the length of a string of OCaml is `len(arg0)`\n",
         ),
         (
             "-probe nothing -of arg0",
