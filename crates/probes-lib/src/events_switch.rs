@@ -153,7 +153,7 @@ impl EventsSwitch {
             },
             enabled: symbols.enabled,
             paused: symbols.paused,
-            domains: domains_of(&functions),
+            domains: Domains::of_process(&functions),
             is_named: file.is_some() && mapping.as_ref().is_none_or(|it| !it.is_deleted()),
             file,
             was_not_paused: read_word(pid, &memory, symbols.paused)? == 0,
@@ -488,11 +488,6 @@ pub(crate) fn remove_left(target: &Target) -> Result<()> {
     let file = symbols.file(target, &memory);
     let _ = file.map(|file| file.remove(process, &mapping));
     Ok(())
-}
-
-fn domains_of(functions: &Functions) -> Option<Domains> {
-    let executable = functions.executable()?;
-    Domains::of_executable(executable.elf(), executable.load_bias()?)
 }
 
 /// Clears a flag of the runtime.

@@ -361,10 +361,7 @@ impl Stacks {
         let objects = functions.objects().iter();
         let files = objects.filter_map(|object| Some((object.elf(), object.load_bias()?)));
         let unwinder = Unwinder::of(files);
-        let executable = functions.executable();
-        let domains = executable.and_then(|executable| {
-            Domains::of_executable(executable.elf(), executable.load_bias()?)
-        });
+        let domains = Domains::of_process(&functions);
         Ok(Stacks {
             process: Arc::new(process),
             memory,

@@ -12,6 +12,7 @@
 use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::symbols::SymbolTable;
 use crate::elf::{ElfFile, ThreadLocals};
+use crate::functions::Functions;
 use crate::memory::ReadMemory;
 use crate::numbers::u64_at;
 use crate::sys::robust_list::robust_list;
@@ -52,7 +53,12 @@ enum AllDomains {
 impl Domains {
     /// Returns `None` if the executable is not known to have the runtime of OCaml 5: it may be stripped, or have it in a
     /// library.
-    pub(crate) fn of_executable(elf: &ElfFile, bias: LoadBias) -> Option<Domains> {
+    pub(crate) fn of_process(functions: &Functions) -> Option<Domains> {
+        let executable = functions.executable()?;
+        Domains::of_executable(executable.elf(), executable.load_bias()?)
+    }
+
+    fn of_executable(elf: &ElfFile, bias: LoadBias) -> Option<Domains> {
         let offset = elf.thread_local("domain_self")?;
         let [found] = elf
             .symbols(SymbolTable::Static)
