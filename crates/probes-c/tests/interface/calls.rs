@@ -2,10 +2,9 @@
 
 use std::process::Command;
 
-use nix::unistd::geteuid;
 use probes_lib::State::{Disabled, Enabled, Inconsistent};
 use test_support::process::{Image, descriptors, poke, settle};
-use test_support::{Guard, Talker, as_nobody, eventually};
+use test_support::{Guard, Talker, as_ordinary_user, eventually};
 
 use crate::own::{Library, SelfSwitching, programs};
 
@@ -193,11 +192,7 @@ fn program_that_is_not_dumpable_is_refused() {
     // of a directory that this user may not enter.
     for directory in programs(Library::Static) {
         let program = directory.file("own");
-        let mut talker = if geteuid().is_root() {
-            Talker::spawn(&mut as_nobody(&program))
-        } else {
-            Talker::spawn(&mut Command::new(&program))
-        };
+        let mut talker = Talker::spawn(&mut as_ordinary_user(&program));
         talker.expect("ready");
         assert_eq!(talker.ask("open", ""), "done");
         assert_eq!(talker.ask("hide", ""), "done");

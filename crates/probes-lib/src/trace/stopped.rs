@@ -171,12 +171,24 @@ impl<'p> Stopped<'p> {
         self.stacks.get_or_init(stacks)
     }
 
-    /// Returns the control blocks of threads: where the base of `fs` points to, if its own address is there.
     fn control_blocks(&self, memory: &impl ReadMemory) -> impl Iterator<Item = LiveAddr> {
-        let registers = self.tids().filter_map(|tid| self.calls.registers(tid).ok());
-        let bases = registers.map(|it| it.fs_base);
-        let blocks = bases.filter(|base| memory.read_word(LiveAddr(*base)).ok() == Some(*base));
-        blocks.map(LiveAddr)
+        let blocks = self.tids().map(|tid| self.control_block(tid, memory));
+        blocks.filter_map(|block| block.ok()?)
+    }
+
+    /// Returns the control block of a thread, if it has one: the base of `fs` is its address, with which it begins.
+    ///
+    /// # Errors
+    ///
+    /// If the registers of the thread cannot be read.
+    pub(crate) fn control_block(
+        &self,
+        tid: i32,
+        memory: &impl ReadMemory,
+    ) -> std::result::Result<Option<LiveAddr>, Errno> {
+        let base = self.calls.registers(tid)?.fs_base;
+        let first = memory.read_word(LiveAddr(base)).ok();
+        Ok((first == Some(base)).then_some(LiveAddr(base)))
     }
 
     /// Returns whether a thread executes `code`, or may return there: from a signal handler, for one. True if

@@ -761,19 +761,13 @@ fn place_all(
     }
 }
 
-/// Checks that all threads have a thread control block: the base of `fs` is its address, with which it begins.
+/// Checks that all threads have a thread control block.
 fn refuse_without_control_block(
     process: &Process,
     memory: &ProcessMemory,
     stopped: &Stopped<'_>,
 ) -> Result<()> {
-    let has_none = |tid: &i32| {
-        let registers = stopped.calls().registers(*tid);
-        registers.is_ok_and(|registers| {
-            let first = memory.read_word(LiveAddr(registers.fs_base));
-            first.ok() != Some(registers.fs_base)
-        })
-    };
+    let has_none = |tid: &i32| matches!(stopped.control_block(*tid, memory), Ok(None));
     match stopped.tids().find(has_none) {
         None => Ok(()),
         Some(tid) => {

@@ -179,7 +179,7 @@ impl SiteRoles {
     }
 }
 
-/// The arguments of one name at both ends of pairs, by which events are told apart.
+/// The arguments of one name at both ends of pairs, by which events are distinguished.
 struct NamedNumbers<'p> {
     /// The name at each site of the program.
     of_sites: Vec<Option<&'p str>>,
@@ -314,7 +314,7 @@ fn marking_register(site: LiveSite<'_>, name: Option<&str>) -> Option<Register> 
     ArgumentSource::of(Some(&argument)).register_of_number(argument.size)
 }
 
-/// Returns the marks of a site that is an end of a pair; its events are told apart by the argument of this name, or by
+/// Returns the marks of a site that is an end of a pair; its events are distinguished by the argument of this name, or by
 /// the first one.
 fn marks(site: LiveSite<'_>, name: Option<&str>, is_ocaml_4: impl Fn() -> bool) -> Marks {
     Marks {
