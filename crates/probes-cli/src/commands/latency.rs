@@ -46,7 +46,8 @@ START has that of an earlier one without STOP, it replaces it, and the line ends
 Without -key, the times of such requests are wrong. If that is noticed, by N stops, the line ends
 with `interleaved N untrusted`: no time can be trusted. It ends with `doubtful N` if either requests
 overlap, or exceptions skip stops, and some times may be wrong: at N stops, an earlier start of
-their stack frame waited. A warning says the same.
+their stack frame waited. A warning says the same. It ends with `may interleave` if it might not be
+noticed: START and STOP have no int argument of one name.
 
 With -where, only the pairs are timed for whose START EXPR is true, and the calls for whose entry it
 is; 'elapsed > 10ms', by itself or beside &&, is about the time that they take: only those that take
@@ -64,8 +65,9 @@ after it has ended:
     slow TIME THREAD NANOSECONDS START,STOP ARGUMENTS -> ARGUMENTS
 with the time of day in UTC when it ended, and the arguments of its START and of its STOP, as
 `watch` shows them; START's are `unknown` if more than 16 starts of the thread waited at once. After
-the names comes `untrusted` or `doubtful` if that is known so far of the pair. -over 0 shows every
-pair. If they come faster than they can be read, some are not shown; a warning says how many.
+the names comes `untrusted`, `doubtful` or `may interleave` if that is known so far of the pair.
+With -over 0 every pair is shown. If they come faster than they can be read, some are not shown; a
+warning says how many.
 With -fn, so is each call, as
     slow TIME THREAD NANOSECONDS NAME ARGUMENTS -> RESULT
 with the arguments as far as their number is known, -args N of others: ints, and of anything else
@@ -287,10 +289,10 @@ pub(super) fn warn_of_interleaved(
     for (caution, hint) in cautions {
         messages.warning(WarningKind::Interleaved, &caution, hint);
     }
-    if let Some(names) = unknown {
+    if let Some(caution) = unknown {
         messages.note_to_people(&format!(
-            "{names}: if events interleave in a thread, that may not be seen, and times are wrong: the probes have no int of one name as \
-             an argument; -key EXPR of `latency` and `record` says which stop belongs to which start"
+            "{caution}: the probes have no int of one name as an argument; -key EXPR of `latency` and `record` says which stop belongs to \
+             which start"
         ));
     }
 }

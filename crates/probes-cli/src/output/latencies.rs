@@ -235,22 +235,29 @@ pub(crate) struct Evidence {
     /// How many starts and stops have no key, if that is why times may be wrong.
     #[serde(skip)]
     without_key: u64,
+    /// Whether nothing tells the events apart, if that is why times may be wrong.
+    #[serde(skip)]
+    is_unseen: bool,
 }
 
 impl Evidence {
     pub(crate) fn of(latency: &Latency) -> Evidence {
+        let may_be_wrong = latency.is_trusted().is_none() && latency.doubtful() == 0;
         Evidence {
             interleaved: latency.interleaved(),
             doubtful: latency.doubtful(),
             moved: latency.moved(),
             by_key: latency.is_by_key(),
-            without_key: match latency.is_trusted() {
-                None if latency.doubtful() == 0 => latency.without_key(),
-                _ => 0,
+            without_key: if may_be_wrong {
+                latency.without_key()
+            } else {
+                0
             },
+            is_unseen: may_be_wrong && !latency.are_told_apart(),
         }
     }
 
+    /// Whether anything points to wrong times.
     pub(crate) fn is_any(self) -> bool {
         self.is_certain() || self.doubtful > 0 || self.without_key > 0
     }
@@ -260,12 +267,23 @@ impl Evidence {
         self.interleaved > 0 || self.moved > 0
     }
 
-    /// Why no time can be trusted, in words.
-    fn certain(self) -> String {
-        if self.interleaved > 0 {
-            format!("interleaved {}", self.interleaved)
-        } else {
-            format!("moved {}", self.moved)
+    /// Why times may be wrong, the most certain first; `None` if they are trusted.
+    fn doubt(self) -> Option<Doubt> {
+        let many = |number: u64, doubt: fn(u64) -> Doubt| (number > 0).then(|| doubt(number));
+        many(self.interleaved, Doubt::Interleaved)
+            .or(many(self.moved, Doubt::Moved))
+            .or(many(self.doubtful, Doubt::Doubtful))
+            .or(many(self.without_key, Doubt::WithoutKey))
+            .or(self.is_unseen.then_some(Doubt::Unseen))
+    }
+
+    /// The same in one or two words, for a line about one pair; empty if they are trusted.
+    pub(super) fn short_words(self) -> &'static str {
+        match self.doubt() {
+            Some(Doubt::Interleaved(_) | Doubt::Moved(_)) => "untrusted",
+            Some(Doubt::Doubtful(_) | Doubt::WithoutKey(_)) => "doubtful",
+            Some(Doubt::Unseen) => MAY_INTERLEAVE,
+            None => "",
         }
     }
 
@@ -281,47 +299,73 @@ impl Evidence {
         }
     }
 
-    /// What it says about the times; `None` if there is none.
+    /// What it says about the times in a sentence; `None` if they are trusted.
     pub(crate) fn caution(self) -> Option<String> {
-        let Evidence {
-            interleaved,
-            doubtful,
-            moved,
-            by_key,
-            without_key,
-        } = self;
-        if interleaved > 0 {
-            return Some(format!(
-                "no time can be trusted: pairs of a thread seem to interleave, as {interleaved} stops show"
-            ));
-        }
-        if moved > 0 {
-            return Some(format!(
-                "no time can be trusted: events seem to start in one thread and stop in another, as {moved} starts without a stop and as \
+        Some(match self.doubt()? {
+            Doubt::Interleaved(stops) => format!(
+                "no time can be trusted: pairs of a thread seem to interleave, as {stops} stops show"
+            ),
+            Doubt::Moved(events) => format!(
+                "no time can be trusted: events seem to start in one thread and stop in another, as {events} starts without a stop and as \
                  many stops without a start show"
-            ));
-        }
-        if doubtful == 0 {
-            return (without_key > 0).then(|| {
-                format!(
-                    "some times may be wrong: {without_key} starts and stops have no key, and if the stop of one event and the start of \
-                     the next with its key are among them, both are taken for one"
-                )
-            });
-        }
-        Some(if by_key {
-            format!(
+            ),
+            Doubt::Doubtful(starts) if self.by_key => format!(
                 "either several events under way have one key, and times are wrong, or exceptions skip stops: \
-                 {doubtful} starts had the key of an earlier one without a stop"
-            )
-        } else {
-            format!(
+                 {starts} starts had the key of an earlier one without a stop"
+            ),
+            Doubt::Doubtful(stops) => format!(
                 "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
-                 at {doubtful} stops, an earlier start of the stack frame waited"
-            )
+                 at {stops} stops, an earlier start of the stack frame waited"
+            ),
+            Doubt::WithoutKey(ends) => format!(
+                "some times may be wrong: {ends} starts and stops have no key, and if the stop of one event and the start of \
+                 the next with its key are among them, both are taken for one"
+            ),
+            Doubt::Unseen => UNSEEN.to_owned(),
         })
     }
 }
+
+/// Why times may be wrong, with the number of what shows it.
+#[derive(Clone, Copy)]
+enum Doubt {
+    Interleaved(u64),
+    Moved(u64),
+    Doubtful(u64),
+    WithoutKey(u64),
+    /// It would not be seen if events interleave.
+    Unseen,
+}
+
+impl Doubt {
+    /// In the words of the plain format.
+    fn words(self) -> String {
+        match self {
+            Doubt::Interleaved(many) => format!("interleaved {many} untrusted"),
+            Doubt::Moved(many) => format!("moved {many} untrusted"),
+            Doubt::Doubtful(many) => format!("doubtful {many}"),
+            Doubt::WithoutKey(many) => format!("without_key {many}"),
+            Doubt::Unseen => MAY_INTERLEAVE.to_owned(),
+        }
+    }
+
+    /// In a table: whether times are trusted.
+    fn cell(self) -> String {
+        match self {
+            Doubt::Interleaved(many) => format!("no: {many} interleaved"),
+            Doubt::Moved(many) => format!("no: {many} moved"),
+            Doubt::Doubtful(many) => format!("unknown: {many} doubtful"),
+            Doubt::WithoutKey(many) => format!("unknown: {many} without key"),
+            Doubt::Unseen => format!("unknown: {MAY_INTERLEAVE}"),
+        }
+    }
+}
+
+/// Of times of which it would not be seen if events interleave.
+const MAY_INTERLEAVE: &str = "may interleave";
+
+/// The same in a sentence.
+const UNSEEN: &str = "if events interleave in a thread, that may not be seen, and times are wrong";
 
 /// How many latencies were in `from_ns..to_ns`, from a power of two to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -353,31 +397,28 @@ impl<'l> RecordedPairs<'l> {
 
     /// Of each pair whose times may be wrong, its name, and what is seen in the words of the plain format.
     pub(super) fn doubts(&self) -> impl Iterator<Item = (String, String)> {
-        let pairs = self.0.iter().filter(|pair| pair.trusted != Some(true));
-        pairs.map(|pair| (pair.name(), pair.doubt()))
+        let doubt_of = |pair: &PairRow<'_>| Some((pair.name(), pair.evidence.doubt()?.words()));
+        self.0.iter().filter_map(doubt_of)
     }
 }
 
 /// Of each pair whose times may not be those of an event, its name and what is wrong, and what to do.
 fn cautions(pairs: &[PairRow<'_>]) -> impl Iterator<Item = (String, &'static str)> {
-    pairs.iter().filter_map(|pair| {
+    let doubted = pairs.iter().filter(|pair| pair.evidence.is_any());
+    doubted.filter_map(|pair| {
         let caution = pair.caution()?;
         let caution = format!("{}: {caution}", pair.name());
         Some((caution, pair.evidence.advice()))
     })
 }
 
-/// The names of the pairs that look right, and of which it may not be seen if they interleave.
+/// What is said of the pairs that look right, and of which it may not be seen if they interleave.
 fn unknown(pairs: &[PairRow<'_>]) -> Option<String> {
-    let are_unknown = |pair: &&PairRow<'_>| {
-        pair.interleaving == Interleaving::Unknown
-            && pair.trusted == Some(true)
-            && pair.summary.count > 0
-    };
-    let names = pairs.iter().filter(are_unknown).map(PairRow::name);
+    let unseen = pairs.iter().filter(|pair| pair.evidence.is_unseen);
+    let names = unseen.map(PairRow::name);
     let names: Vec<String> = names.collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    join_first_few(&names)
+    Some(format!("{}: {UNSEEN}", join_first_few(&names)?))
 }
 
 impl<'l> Latencies<'l> {
@@ -426,7 +467,7 @@ impl<'l> Latencies<'l> {
         cautions(&self.pairs)
     }
 
-    /// The names of the pairs that look right, and of which it may not be seen if they interleave.
+    /// What is said of the pairs that look right, and of which it may not be seen if they interleave.
     pub(crate) fn unknown(&self) -> Option<String> {
         unknown(&self.pairs)
     }
@@ -485,17 +526,8 @@ impl<'l> Latencies<'l> {
                 pair.summary.count.to_string(),
             ]);
             if !are_trusted {
-                cells.push(match pair.trusted {
-                    Some(true) => "yes".to_owned(),
-                    Some(false) if pair.evidence.interleaved == 0 => {
-                        format!("no: {} moved", pair.evidence.moved)
-                    }
-                    Some(false) => format!("no: {} interleaved", pair.evidence.interleaved),
-                    None if pair.evidence.without_key > 0 => {
-                        format!("unknown: {} without key", pair.evidence.without_key)
-                    }
-                    None => format!("unknown: {} doubtful", pair.evidence.doubtful),
-                });
+                let doubt = pair.evidence.doubt();
+                cells.push(doubt.map_or_else(|| "yes".to_owned(), Doubt::cell));
             }
             cells.extend(pair.summary.cells());
             if !is_matched {
@@ -536,15 +568,11 @@ impl ReportedFigures for Latencies<'_> {
             let _ = write!(text, "{}", pair.summary);
             let [starts, stops, lost] = pair.unmatched_and_lost();
             let _ = write!(text, " {starts} {stops} {lost} {}", pair.name());
-            match pair.trusted {
-                Some(true) => {}
-                Some(false) => {
-                    let _ = write!(text, " {} untrusted", pair.evidence.certain());
-                }
-                // How many are untyped follows.
-                None if pair.evidence.without_key > 0 => {}
-                None => {
-                    let _ = write!(text, " doubtful {}", pair.evidence.doubtful);
+            match pair.evidence.doubt() {
+                // How many are untyped follows, those without a key among them.
+                None | Some(Doubt::WithoutKey(_)) => {}
+                Some(doubt) => {
+                    let _ = write!(text, " {}", doubt.words());
                 }
             }
             if pair.untyped > 0 {
@@ -658,18 +686,6 @@ impl<'l> PairRow<'l> {
         match self.pid {
             Some(pid) => format!("{pid} {start},{stop}"),
             None => format!("{start},{stop}"),
-        }
-    }
-
-    /// What is seen of times that may be wrong, in the words of the plain format.
-    fn doubt(&self) -> String {
-        match self.trusted {
-            Some(true) => String::new(),
-            Some(false) => format!("{} untrusted", self.evidence.certain()),
-            None if self.evidence.without_key > 0 => {
-                format!("without_key {}", self.evidence.without_key)
-            }
-            None => format!("doubtful {}", self.evidence.doubtful),
         }
     }
 

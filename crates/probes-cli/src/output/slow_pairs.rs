@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::LatencyReading;
 use super::format::{Format, VERSION, json};
 use super::hits::{Argument, argument_names, arguments_text, thread_text, time_of_day};
-use super::latencies::with_unit;
+use super::latencies::{Evidence, with_unit};
 use super::stacks::FoundStack;
 use super::table::StreamedTable;
 use crate::clock::in_nanoseconds;
@@ -205,11 +205,7 @@ impl SlowPairs {
                 || Escaped(pair.stop.name()).to_string(),
                 |it| format!("{},{}", Escaped(it.start()), Escaped(it.stop())),
             );
-            let caution = match measured.map_or(Some(true), Latency::is_trusted) {
-                Some(true) => "",
-                Some(false) => "untrusted",
-                None => "doubtful",
-            };
+            let caution = measured.map_or("", |it| Evidence::of(it).short_words());
             let at_start = pair.start.as_ref();
             let at_start = at_start.map_or("unknown".to_owned(), arguments_text);
             let at_stop = arguments_text(&pair.stop);

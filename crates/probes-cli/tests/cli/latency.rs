@@ -218,9 +218,10 @@ fn requests_that_move_are_untrusted() {
     }
 }
 
-// promise: Observations: Where nothing tells events apart, a note says that interleaving may not be seen, and JSON that it is unknown (2 × 2)
+// promise: Observations: Where nothing tells events apart, a note and each form of the answer say that interleaving may not be seen (2 × 7)
 #[test]
 fn unseen_interleaving_is_said() {
+    let scratch = test_support::Scratch::new();
     let note = "if events interleave in a thread, that may not be seen";
     let answer = |target: &mut Talker, flags: &str, command: &str| {
         let flags = format!("-pair start,stop {flags}");
@@ -245,17 +246,38 @@ fn unseen_interleaving_is_said() {
         assert!(!done.stderr.contains(note), "{done:?}");
     }
     for mut target in both_forms("timed") {
-        for (flags, is_noted) in [
-            ("-format plain", true),
-            ("-format table", true),
-            ("-json", false),
+        for (flags, is_noted, words) in [
+            ("-format plain", true, " 0 0 0 start,stop may interleave\n"),
+            (
+                "-format table",
+                true,
+                " | 3     | unknown: may interleave | ",
+            ),
+            (
+                "-json",
+                false,
+                "\"trusted\":null,\"interleaving\":\"unknown\"",
+            ),
+            ("-format plain -over 0", true, " start,stop may interleave "),
+            (
+                "-format table -over 0",
+                true,
+                " start,stop (may interleave) ",
+            ),
+            ("-json -over 0", false, ",\"trusted\":null,\"started\""),
         ] {
             let done = answer(&mut target, flags, "do (.)(.)(.)");
             assert_eq!(done.stderr.contains(note), is_noted, "{done:?}");
-            if !is_noted {
-                assert_eq!(interleaving(&done.stdout), "unknown");
-            }
+            assert!(done.stdout.contains(words), "{flags}: {}", done.stdout);
         }
+        let picture = scratch.file("times.svg");
+        let line = "latency -quiet -pair start,stop -svg".split(' ');
+        let words = line.map(OsStr::new).chain([picture.as_os_str()]);
+        let tool = observing_with(words, target.pid());
+        target.ask("do (.)", "done");
+        end(tool, Signal::SIGINT);
+        let svg = std::fs::read_to_string(&picture).unwrap();
+        assert!(svg.contains(&format!(">{note}")), "{svg}");
     }
 }
 

@@ -165,6 +165,26 @@ fn prometheus_answers_with_the_programs_own_figures() {
 }
 
 #[test]
+fn times_that_may_interleave_are_counted() {
+    for (file, command, expected) in [
+        (&fixture_forms("timed")[0], "do (.)(.)", 2.0),
+        (&program("requests"), "flight 1 2", 0.0),
+    ] {
+        let mut target = Talker::start(file);
+        let pid = target.pid();
+        let serving = Serving::start(&format!("-pid {pid} -pair start,stop"));
+        target.ask(
+            command,
+            command.replace("do ", "done ").split(' ').next().unwrap(),
+        );
+        let count = value_of(&serving, pid, &["_pair_duration_seconds_count"]);
+        assert!(count >= Some(2.0), "{count:?}");
+        let words = ["_pair_problems_total", "reason=\"may_interleave\""];
+        assert_eq!(value_of(&serving, pid, &words), Some(expected));
+    }
+}
+
+#[test]
 fn promtool_accepts_metrics_and_rules() {
     let target = Talker::start(&program("requests"));
     let flags = format!(

@@ -98,7 +98,7 @@ fn results_of_an_exited_program_are_printed() {
         assert!(one.ends_with(" 0") && one.contains(" stop 0x"), "{one}");
         assert!(other.ends_with(" 0") && other > one, "{other}");
         assert!(
-            times.starts_with("2 ") && times.ends_with(" 1 0 0 start,stop"),
+            times.starts_with("2 ") && times.ends_with(" 1 0 0 start,stop may interleave"),
             "{times}"
         );
         assert!(note.starts_with("start,stop: if events interleave"));

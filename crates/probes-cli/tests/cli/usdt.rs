@@ -123,12 +123,12 @@ fn interleaving_requests_of_c_are_noticed() {
     for file in fixture_forms("usdt_requests") {
         let mut talker = Talker::start(&file);
         for (key, line, answer, trusted) in [
-            ("", "serve 100 1", "served", true),
-            ("", "serve 100 2", "served", false),
-            ("", "serve 100 5", "served", false),
-            (" -key arg0", "serve 100 5", "served", true),
+            ("", "serve 100 1", "served", None),
+            ("", "serve 100 2", "served", Some(false)),
+            ("", "serve 100 5", "served", Some(false)),
+            (" -key arg0", "serve 100 5", "served", Some(true)),
             // From before the observation to its end, each hit is followed by one of the other probe.
-            ("", "turn 101", "turned", false),
+            ("", "turn 101", "turned", Some(false)),
         ] {
             if answer == "turned" {
                 talker.ask("open 3", "opened");
@@ -138,6 +138,7 @@ fn interleaving_requests_of_c_are_noticed() {
             talker.ask(line, answer);
             let run = tool.end();
             let pair = &object(run.stdout.trim_end())["pairs"][0];
+            // The notes of C do not say that the numbers have one name.
             assert_eq!(
                 (&pair["count"], &pair["trusted"]),
                 (&100.into(), &trusted.into()),
@@ -145,7 +146,7 @@ fn interleaving_requests_of_c_are_noticed() {
             );
             assert_eq!(
                 run.stderr.contains("seem to interleave"),
-                !trusted,
+                trusted == Some(false),
                 "{run:?}"
             );
         }
@@ -235,6 +236,11 @@ fn slow_usdt_pairs_are_shown_with_arguments() {
                 .map(|line| line.split(' ').skip(4).collect::<Vec<_>>().join(" "))
                 .collect();
             shown.sort();
+            let doubt = if flags.contains("-key") {
+                ""
+            } else {
+                " may interleave"
+            };
             let ends = |number: usize| {
                 let half = match number % 2 {
                     0 => format!("{}.", number / 2),
@@ -244,9 +250,9 @@ fn slow_usdt_pairs_are_shown_with_arguments() {
                 let indexed = format!("{number} 1111 -2222 -3333 13 10");
                 let registers = format!("{number} {number} \"round text\" {number} {half} 2");
                 if pair.ends_with(":stack") {
-                    format!("{pair} {registers} -> {stack}")
+                    format!("{pair}{doubt} {registers} -> {stack}")
                 } else {
-                    format!("{pair} {stack} -> {indexed}")
+                    format!("{pair}{doubt} {stack} -> {indexed}")
                 }
             };
             let each = numbers.flat_map(|number| vec![ends(number); threads]);

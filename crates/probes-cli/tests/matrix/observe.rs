@@ -468,7 +468,8 @@ fn assert_interleaved(program: &str, names: &[&str], is_expected: bool) {
             let latency = observer.remove().unwrap().latencies.remove(0);
             let (count, interleaved) = (latency.count(), latency.interleaved());
             assert!(count >= 900, "{name}: {count}");
-            assert_eq!(latency.is_trusted(), Some(!is_expected), "{name}");
+            assert_eq!(latency.is_trusted() == Some(false), is_expected, "{name}");
+            assert!(is_expected || latency.doubtful() == 0, "{name}");
             assert!(
                 !is_expected || (count / 10..=count).contains(&interleaved),
                 "{name}: {interleaved} of {count}"

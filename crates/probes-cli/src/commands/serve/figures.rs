@@ -53,11 +53,12 @@ pub(super) struct ProcessFigures {
 }
 
 /// What is wrong with times of pairs: the values of a label.
-pub(super) const PAIR_PROBLEMS: [&str; 5] = [
+pub(super) const PAIR_PROBLEMS: [&str; 6] = [
     "unmatched_stop",
     "lost",
     "interleaved",
     "doubtful",
+    "may_interleave",
     "untyped",
 ];
 
@@ -140,6 +141,11 @@ impl TimedFigures {
             pair.dropped(),
             pair.interleaved().saturating_add(pair.moved()),
             pair.doubtful(),
+            if pair.are_told_apart() {
+                0
+            } else {
+                pair.count()
+            },
             pair.untyped(),
         ];
         let problems = PAIR_PROBLEMS.into_iter().zip(problems);

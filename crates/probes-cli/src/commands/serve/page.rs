@@ -126,7 +126,7 @@ static PAIR_TROUBLE: Family = family(
     "ocaml_probes_pair_problems",
     Counter,
     "",
-    "Times of the pair that are missing or doubtful; interleaved: none of its times can be trusted.",
+    "Times of the pair that are missing or doubtful; interleaved: none of its times can be trusted; may_interleave: nothing tells whether that is so.",
 );
 static CALL: Family = family(
     "ocaml_probes_call_duration_seconds",

@@ -179,24 +179,17 @@ impl Latency {
         self.without_key
     }
 
-    /// Returns whether the times can be trusted, as far as it is seen ([`are_told_apart`](Self::are_told_apart)): `Some(false)` if
-    /// events interleave ([`interleaved`](Self::interleaved)) or move between threads ([`moved`](Self::moved)), `None` if they may
-    /// interleave ([`doubtful`](Self::doubtful)), or if starts and stops of pairs by key have none
-    /// ([`without_key`](Self::without_key)).
+    /// Returns whether the times can be trusted: `Some(false)` if events interleave ([`interleaved`](Self::interleaved)) or move
+    /// between threads ([`moved`](Self::moved)). `None` if they may: because something points to it
+    /// ([`doubtful`](Self::doubtful)), because starts and stops of pairs by key have none ([`without_key`](Self::without_key)), or
+    /// because it might not be noticed ([`are_told_apart`](Self::are_told_apart)).
     pub fn is_trusted(&self) -> Option<bool> {
-        let without_key = if self.count() > 0 {
-            self.without_key
-        } else {
-            0
-        };
-        match (
-            self.interleaved.max(self.moved),
-            self.doubtful.max(without_key),
-        ) {
-            (0, 0) => Some(true),
-            (0, _) => None,
-            _ => Some(false),
+        if self.interleaved.max(self.moved) > 0 {
+            return Some(false);
         }
+        let may_be_wrong = self.without_key > 0 || !self.are_told_apart();
+        let is_known = self.doubtful == 0 && !(may_be_wrong && self.count() > 0);
+        is_known.then_some(true)
     }
 
     /// Returns the latency of each pair, from its bytes.
@@ -688,6 +681,23 @@ mod tests {
         assert_eq!(trusted(&[slot::DOUBTFUL, slot::SAME_FRAME]), Some(false));
     }
 
+    #[test]
+    fn times_of_events_without_numbers_are_not_trusted() {
+        let trusted = |planned: &PlannedPair, times| {
+            let mut pair = vec![0; PAIR_LEN as usize];
+            put(&mut pair, HISTOGRAMS_AT, times);
+            Latency::of(planned, &data(&pair), 1.0).is_trusted()
+        };
+        let mut planned = pair_named("a", "b");
+        assert_eq!(
+            [0, 1].map(|times| trusted(&planned, times)),
+            [Some(true), None]
+        );
+        assert_eq!(trusted(&pair_named("a", "a"), 1), Some(true));
+        planned.has_named_number = true;
+        assert_eq!(trusted(&planned, 1), Some(true));
+    }
+
     // promise: Observations: Pairs by key are not trusted if some of their starts or stops have no key
     #[test]
     fn times_beside_ends_without_key_are_doubtful() {
@@ -731,7 +741,7 @@ mod tests {
                     ..data(&pair)
                 };
                 let latency = Latency::of(planned, &data, 1.0);
-                assert_eq!(latency.is_trusted(), Some(latency.moved() == 0));
+                assert_eq!(latency.is_trusted() == Some(false), latency.moved() > 0);
                 latency.moved()
             };
         let pair = pair_named("a", "b");

@@ -32,8 +32,16 @@ impl Widget for PairsTable<'_> {
             Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(area);
         // What is certain is said first.
         let certain = self.0.iter().filter(|pair| pair.evidence.is_certain());
-        if let Some(caution) = certain.chain(self.0).find_map(caution_of) {
-            Line::from(caution).red().render(above, buffer);
+        let seen = self.0.iter().filter(|pair| pair.evidence.is_any());
+        let mut doubted = certain.chain(seen).chain(self.0);
+        if let Some((pair, caution)) = doubted.find_map(|pair| Some((pair, caution_of(pair)?))) {
+            let line = Line::from(caution);
+            let line = if pair.evidence.is_any() {
+                line.red()
+            } else {
+                line
+            };
+            line.render(above, buffer);
         }
         if area.height > 1 {
             table(self.0, area).render(area, buffer);
