@@ -159,6 +159,8 @@ struct KernelRecords {
     switches: SwitchRecorder,
     waits: Waits<ProfileKey>,
     samples: PendingSamples<ProfileKey>,
+    /// What the kernel's samples add up to, if threads are stopped, too.
+    beside_stops: Option<TimeSums>,
     /// When the process was stopped, until the records of that time are there.
     stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
@@ -266,6 +268,9 @@ impl Profiler {
         (self.begun, self.ended) = (at, at);
         if let Some(recorded) = &mut self.recorded {
             recorded.waits.begin_at(at);
+            if let Some(by_kernel) = &mut recorded.beside_stops {
+                *by_kernel = TimeSums::begin(ran.unwrap_or_default());
+            }
         }
         // Threads that wait already are known to have waited until the first sample.
         self.look_at_all(Duration::ZERO, now)?;
@@ -291,7 +296,8 @@ impl Profiler {
     ///
     /// With `hz`, from 1 to 10,000, the kernel samples the threads that run, too, so many times in each second that they run, if it permits
     /// that. Then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
-    /// live: a sample has the bytes of one stack, and they have two.
+    /// live: a sample has the bytes of one stack, and they have two. The kernel's samples are the answer only if the process waits so often
+    /// that stops come too late for more than a twentieth of its running time.
     ///
     /// # Errors
     ///
@@ -311,10 +317,13 @@ impl Profiler {
         }
         self.max_open = max_open(switches.descriptors());
         let ran_until = processor_time();
+        let beside_stops =
+            (switches.clock_samples().is_some() && self.stops_threads()).then(TimeSums::default);
         self.recorded = Some(KernelRecords {
             switches,
             waits,
             samples: PendingSamples::default(),
+            beside_stops,
             stops: Vec::new(),
             unseen_excess: Duration::ZERO,
             looks_at_exited: HashMap::new(),
@@ -343,18 +352,20 @@ impl Profiler {
         self.sums.process.set(ran);
         if let Some(recorded) = &mut self.recorded {
             recorded.waits.read_clock(self.ended);
+            if let Some(by_kernel) = &mut recorded.beside_stops {
+                by_kernel.process.set(ran);
+            }
         }
     }
 
     /// Begins to record switches, with the best samples of running threads that are permitted.
     fn switches(&self, hz: Option<u32>) -> std::io::Result<(SwitchRecorder, Vec<i32>)> {
         let process = self.stacks.process();
-        let are_told = self.is_live && self.stacks.has_fibers();
+        let are_told = self.stacks.has_fibers();
         let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz, are_told).to_vec());
         if !self.is_live {
-            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows; and those of OCaml 5 one of
-            // two stacks.
-            wanted.retain(|samples| samples.in_kernel && !self.stacks.has_fibers());
+            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows.
+            wanted.retain(|samples| samples.in_kernel);
         }
         for samples in wanted {
             if let Ok(recorded) = SwitchRecorder::of_process(process, Some(samples)) {
@@ -364,9 +375,16 @@ impl Profiler {
         SwitchRecorder::of_process(process, None)
     }
 
-    /// The samples that the kernel takes of running threads.
+    /// Whether threads that run are stopped, even if the kernel samples them: its samples have one of the two stacks of OCaml 5.
+    fn stops_threads(&self) -> bool {
+        !self.is_live && self.stacks.has_fibers()
+    }
+
+    /// The samples that the kernel takes of running threads, if they are not stopped.
     fn clock_samples(&self) -> Option<ClockSamples> {
-        self.recorded.as_ref()?.switches.clock_samples()
+        let recorded = self.recorded.as_ref()?;
+        let samples = recorded.switches.clock_samples()?;
+        recorded.beside_stops.is_none().then_some(samples)
     }
 
     /// Reads the stacks of the threads that have begun to wait, if waits are recorded.
@@ -457,7 +475,11 @@ impl Profiler {
             }
         }
         // Nothing, unless the process has exited since its clock was read.
-        self.sums.process.set_after(recorded.waits.ran_since());
+        let ran_since = recorded.waits.ran_since();
+        self.sums.process.set_after(ran_since);
+        if let Some(by_kernel) = &mut recorded.beside_stops {
+            by_kernel.process.set_after(ran_since);
+        }
         recorded.add_samples(until, &mut self.sums);
         recorded.stops.retain(|stop| stop.end >= until);
         if is_last {
@@ -475,9 +497,6 @@ impl Profiler {
 
     /// Adds a sample that the kernel has taken of a thread that ran.
     fn add_clock_sample(&mut self, tid: i32, sampled: Option<&SampledStack>) {
-        let Some(samples) = self.clock_samples() else {
-            return;
-        };
         let copied = sampled.map(|sampled| &sampled.copied);
         let completed = sampled.and_then(|sampled| sampled.completed.clone());
         let mut stack = completed.or_else(|| Some(self.stacks.of_copied(copied?)));
@@ -493,8 +512,13 @@ impl Profiler {
             in_collection: false,
             stack: stack.map(Arc::new),
         };
-        let time = samples.period;
-        self.sums.add_sample(key, (time, time), false);
+        let Some(recorded) = &mut self.recorded else {
+            return;
+        };
+        let period = recorded.switches.clock_samples().map(|it| it.period);
+        let time = period.unwrap_or_default();
+        let sums = recorded.beside_stops.as_mut().unwrap_or(&mut self.sums);
+        sums.add_sample(key, (time, time), false);
     }
 
     /// How often [`sample`](Self::sample) has looked at all threads.
@@ -893,7 +917,13 @@ impl Profiler {
         self.collect(true);
         let mut stacks = Vec::new();
         let names = self.sums.names();
-        for (key, sum) in &self.sums.by_key {
+        let by_kernel = self.recorded.as_ref().and_then(|recorded| {
+            let by_kernel = recorded.beside_stops.as_ref()?;
+            by_kernel.replaces(&self.sums).then_some(by_kernel)
+        });
+        let is_shown = |key: &ProfileKey| by_kernel.is_none() || key.activity != Activity::Running;
+        let shown = self.sums.by_key.iter().filter(|(key, _)| is_shown(key));
+        for (key, sum) in shown.chain(by_kernel.iter().flat_map(|it| &it.by_key)) {
             if sum.time.is_zero() {
                 continue;
             }
@@ -927,7 +957,7 @@ impl Profiler {
                 .map_or(tids.len(), |it| it.waits.thread_count),
             times: self.is_counted.then_some(times),
             off_variance: self.off_variance,
-            not_sampled: self.sums.process.not_sampled(),
+            not_sampled: by_kernel.unwrap_or(&self.sums).process.not_sampled(),
             stops: self.stops,
             stopped: self.stopped,
             not_stopped: self.not_stopped.as_ref().map(ToString::to_string),
@@ -941,6 +971,7 @@ impl Profiler {
                 },
             },
             running: match self.clock_samples() {
+                _ if by_kernel.is_some() => RunningMethod::ByKernel { in_kernel: true },
                 Some(samples) => RunningMethod::ByKernel {
                     in_kernel: samples.in_kernel,
                 },

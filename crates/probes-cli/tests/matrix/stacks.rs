@@ -67,6 +67,31 @@ fn stacks_of_running_code_are_complete() {
     }
 }
 
+// promise: Profiles: Where a program of OCaml 5 waits again before it can be stopped, the kernel's samples tell where it ran (one
+//    program in each chroot, nearly all of the time)
+#[test]
+fn short_work_is_sampled_by_kernel() {
+    let [file, _] = program_forms("ocaml5/fibers");
+    let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+    let line = format!("profile -json -on-cpu -pid {} -for 3s", program.pid);
+    let profiled = std::thread::spawn(move || run(&line).json());
+    while !profiled.is_finished() {
+        // Less than 100 us.
+        program.talker.ask("nested 4", "nested");
+    }
+    let profile = profiled.join().unwrap();
+    assert_eq!(profile["running_method"], "sampled", "{profile}");
+    let stacks = profile["stacks"].as_array().unwrap().iter();
+    let seconds = |stack: &Value| stack["seconds"].as_f64().unwrap();
+    let is_known = |stack: &&Value| !stack["frames"].as_array().unwrap().is_empty();
+    let known: f64 = stacks.clone().filter(is_known).map(seconds).sum();
+    let all: f64 = stacks.map(seconds).sum();
+    assert!(
+        all > 0.1 && known > 0.9 * all,
+        "{known} of {all}: {profile}"
+    );
+}
+
 // promise: Profiles: With -live, the stacks of OCaml 5 lead through C code and fibers to the first function of the thread (3 programs
 //    in each chroot, half of the time at least)
 #[test]

@@ -89,7 +89,8 @@ pub struct Profile {
 pub enum RunningMethod {
     /// By stopping them.
     Stopped,
-    /// By samples that the kernel takes. Nothing was stopped.
+    /// By samples that the kernel takes. Nothing was stopped; but a process of OCaml 5, unless the profiler is live, was stopped for samples
+    /// that came too late ([`Profile::stops`]).
     ByKernel {
         /// Whether it takes them of threads that are in the kernel, too; if not, that time is missing.
         in_kernel: bool,

@@ -164,6 +164,24 @@ impl TimeSums {
         }
     }
 
+    /// Whether these samples, which the kernel has taken, are better than those of stops: these lack the stacks of more than a twentieth
+    /// of the running time.
+    pub(super) fn replaces(&self, of_stops: &TimeSums) -> bool {
+        let lacking = of_stops.without_stack();
+        let is_much = lacking.saturating_mul(20) > of_stops.process.running();
+        is_much && self.without_stack() < lacking
+    }
+
+    /// How long threads have run of which there is no stack.
+    fn without_stack(&self) -> Duration {
+        let running = self
+            .by_key
+            .iter()
+            .filter(|(key, _)| key.activity == Activity::Running && key.stack.is_none());
+        let times = running.map(|(_, sum)| sum.time);
+        times.fold(self.process.not_sampled(), Duration::saturating_add)
+    }
+
     /// Adds a wait that was recorded.
     pub(super) fn add_wait(
         &mut self,
@@ -210,6 +228,7 @@ impl TimeSums {
 mod tests {
     use super::*;
     use crate::profile::waits::Cause;
+    use crate::unwind::StackEnd;
 
     #[test]
     fn threads_that_share_a_number_keep_names() {
@@ -223,6 +242,38 @@ mod tests {
         let names = HashMap::from([(7, "second".into())]);
         let named = ["first", "second", ""].map(|name| name_of(&key(name), &names).to_string());
         assert_eq!(named, ["first", "second", "second"]);
+    }
+
+    // promise: Profiles: The kernel's samples replace those of stops only if more than a twentieth of the running time has no stack
+    #[test]
+    fn samples_of_kernel_replace_late_stops() {
+        let sums = |read: u64, unread: u64| {
+            let mut sums = TimeSums::begin(Duration::ZERO);
+            sums.process.set(Duration::from_millis(100));
+            let stack = RawStack {
+                frames: Vec::new(),
+                end: StackEnd::Outermost,
+                is_guessed: false,
+            };
+            for (time, stack) in [(read, Some(Arc::new(stack))), (unread, None)] {
+                let key = ProfileKey {
+                    tid: 7,
+                    name: "".into(),
+                    activity: Activity::Running,
+                    in_collection: false,
+                    stack,
+                };
+                let time = Duration::from_millis(time);
+                sums.add_sample(key, (time, time), false);
+            }
+            sums
+        };
+        let by_kernel = sums(90, 0);
+        assert!(!by_kernel.replaces(&sums(95, 5)));
+        assert!(by_kernel.replaces(&sums(50, 50)));
+        // Nothing is read of 5 ms, and there is no sample of 15 others; or nothing is better.
+        assert!(by_kernel.replaces(&sums(80, 5)));
+        assert!(!by_kernel.replaces(&sums(90, 10)));
     }
 
     #[test]
