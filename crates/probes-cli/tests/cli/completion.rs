@@ -128,6 +128,28 @@ fn pids_have_the_names_of_their_programs() {
     }
 }
 
+#[test]
+fn names_are_those_of_running_programs() {
+    let files = program_forms("service");
+    let targets = files.map(|file| Talker::start(&file));
+    let names = completions(&["count", "-name", "service"]);
+    for name in ["service.exe", "service_nopie.exe"] {
+        assert!(names.iter().any(|it| it == name), "{names:?}");
+    }
+    drop(targets);
+}
+
+#[test]
+fn words_of_keys_are_completed() {
+    for (words, expected) in [
+        (&["profile", "-by", "s"][..], &["stack", "syscall"][..]),
+        (&["count", "-by", "pid,c"], &["pid,caller"]),
+        (&["hist", "-by", "tid,p"], &["tid,pid", "tid,probe"]),
+    ] {
+        assert_eq!(completions(words), expected, "{words:?}");
+    }
+}
+
 /// A terminal in which a shell has read its script, and its prompt is `> `.
 fn shell(name: &str) -> Terminal {
     let terminal = Terminal::open(150, 40);

@@ -87,9 +87,15 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
     let values = match (long(arg), value_name(arg)) {
         (_, "FILE" | "ARGS" | "DIRECTORY") => return None,
         ("pid", _) => names::pids(typed),
+        ("name", "RE") => names::programs(typed),
         (_, "FORMAT") => words_with_prefix(typed, &["plain", "table", "json"]),
         (_, "FORM") => words_with_prefix(typed, &["short", "full"]),
         (_, "SHELL") => words_with_prefix(typed, &["bash", "zsh", "fish"]),
+        (_, "KEY") => words_with_prefix(typed, &["function", "stack", "syscall", "thread"]),
+        (_, "EXPR,...") => {
+            let words = ["caller", "pid", "probe", "stack", "tid"];
+            of_list(&|typed| words_with_prefix(typed, &words))
+        }
         (_, "WORK") => {
             let work = CollectorWork::ALL.map(CollectorWork::word);
             of_list(&|typed| words_with_prefix(typed, &work))

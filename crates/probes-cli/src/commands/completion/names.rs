@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use probes_lib::{FunctionTable, Glob, ProbeTable, RuntimeEvents, Target, UsdtProbes};
 
+use crate::flags::program_of;
 use crate::text::number_of;
 
 /// How many names are shown at most.
@@ -51,7 +52,7 @@ pub(super) fn pids(typed: &str) -> FoundNames {
         if !own.is_root() && !is_own() {
             continue;
         }
-        if let Some(program) = program_of(&directory) {
+        if let Some(program) = command_of(&directory) {
             found.insert(pid, program);
         }
         if found.len() >= MAX_SHOWN || Instant::now() > until {
@@ -61,8 +62,31 @@ pub(super) fn pids(typed: &str) -> FoundNames {
     found
 }
 
+/// The programs that processes run whose files this user may see, as -name takes them.
+pub(super) fn programs(typed: &str) -> FoundNames {
+    let until = Instant::now() + PATIENCE;
+    let mut processes: BTreeMap<String, usize> = BTreeMap::new();
+    for pid in probes_lib::pids().into_iter().flatten() {
+        // A character that means something else in a regular expression has to be typed by hand.
+        let is_plain = |it: char| it.is_alphanumeric() || "_-.".contains(it);
+        let program = program_of(pid).unwrap_or_default();
+        if program.starts_with(typed) && program.chars().all(is_plain) {
+            *processes.entry(program).or_default() += 1;
+        }
+        if processes.len() >= MAX_SHOWN || Instant::now() > until {
+            break;
+        }
+    }
+    let meaning = |many| match many {
+        1 => "1 process".to_owned(),
+        many => format!("{many} processes"),
+    };
+    let found = processes.into_iter();
+    found.map(|(name, many)| (name, meaning(many))).collect()
+}
+
 /// The first word of the command of a process, without its directory.
-fn program_of(directory: &Path) -> Option<String> {
+fn command_of(directory: &Path) -> Option<String> {
     let command = fs::read(directory.join("cmdline")).ok()?;
     let first = command.split(|&byte| byte == 0).next()?;
     let name = first.rsplit(|&byte| byte == b'/').next()?;
