@@ -4,6 +4,7 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 
+use crate::flags::Misplaced;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
@@ -133,10 +134,13 @@ fn usage_error(error: &clap::Error, subcommand: Option<&str>) -> UsageError {
         }
         _ => (subcommand, explain(error)),
     };
-    let bad = error
-        .source()
-        .and_then(|it| it.downcast_ref::<BadExpression>());
-    UsageError::new(subcommand, message).with_marked(bad.map(BadExpression::marked))
+    let marked = error.source().and_then(|it| {
+        let bad = it.downcast_ref::<BadExpression>();
+        let misplaced = it.downcast_ref::<Misplaced>();
+        bad.map(BadExpression::marked)
+            .or(misplaced.map(Misplaced::marked))
+    });
+    UsageError::new(subcommand, message).with_marked(marked)
 }
 
 fn missing_subcommand() -> String {

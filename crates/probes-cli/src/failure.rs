@@ -145,7 +145,9 @@ impl Failure {
         match self {
             Failure::Usage(error) => error.marked().map(str::to_owned),
             Failure::Target(_, error) => match error.kind() {
-                ErrorKind::Observe(ObserveError::Expression(bad)) => Some(bad.marked()),
+                ErrorKind::Observe(
+                    ObserveError::Expression(bad) | ObserveError::LongExpression(bad),
+                ) => Some(bad.marked()),
                 _ => None,
             },
             _ => None,

@@ -11,6 +11,7 @@ mod filter;
 mod forked;
 mod function_selection;
 mod keys;
+mod misplaced;
 mod output_options;
 mod pairs;
 mod paths;
@@ -41,6 +42,7 @@ pub(crate) use function_selection::{
     FunctionArgument, FunctionList, FunctionOrCollectorFlags, ends_part, functions,
 };
 pub(crate) use keys::{CountedBy, KeyFlags};
+pub(crate) use misplaced::Misplaced;
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{OverFlag, Pair, PairFlags, PairKeyFlag, pair};
 pub(crate) use paths::PathFlags;

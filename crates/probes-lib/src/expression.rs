@@ -18,6 +18,7 @@ pub(crate) mod times;
 pub(crate) mod typed;
 mod types;
 
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -128,25 +129,26 @@ impl Expression {
         if integer.number.registers() < MAX_REGISTERS {
             return Ok(integer);
         }
-        let whole = 0..self.text.len();
-        Err(BadExpression::new(
-            &self.text,
-            whole,
-            ExpressionProblem::TooManyNumbers,
-        ))
+        Err(self.bad(ExpressionProblem::TooManyNumbers))
     }
 
-    /// Returns whether it asks for the time of a pair or call, which is known at its end only.
+    /// Returns where it asks for the time of a pair or call, which is known at its end only; `None` if it does not. The
+    /// place is in bytes of the text.
     ///
     /// ```
     /// use probes_lib::Expression;
     ///
-    /// let slow: Expression = "elapsed > 10ms".parse()?;
-    /// assert!(slow.asks_for_time());
+    /// let slow: Expression = "tid == 7 && elapsed > 10ms".parse()?;
+    /// assert_eq!(slow.place_of_time(), Some(12..19));
     /// # Ok::<(), probes_lib::BadExpression>(())
     /// ```
-    pub fn asks_for_time(&self) -> bool {
-        self.tree.has_name(times::NAME)
+    pub fn place_of_time(&self) -> Option<Range<usize>> {
+        self.tree.place_of(times::NAME)
+    }
+
+    /// Returns an error about all of it.
+    pub(crate) fn bad(&self, problem: ExpressionProblem) -> BadExpression {
+        BadExpression::new(&self.text, 0..self.text.len(), problem)
     }
 
     /// Returns whether it asks for the thread of a hit.

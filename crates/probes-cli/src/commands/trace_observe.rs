@@ -289,8 +289,6 @@ impl ObserveFlags {
         if !self.hist.is_empty() && histogram.is_none() {
             return Err(format!("-hist {NEEDS_OF}"));
         }
-        self.histogram
-            .refuse_times("`trace -latency START,STOP` (or `-latency -fn GLOBS`)")?;
         if !self.hist.is_empty() && self.count {
             return Err("-hist and -count cannot be combined: histograms have counts".to_owned());
         }

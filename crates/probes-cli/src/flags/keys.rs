@@ -6,6 +6,7 @@ use probes_lib::{BadExpression, Keys, Observation};
 
 use super::checked::Flags;
 use super::duration::positive;
+use super::misplaced::Misplaced;
 
 /// The key that is not computed in the process, but found in the stacks that trampolines copy.
 const STACK: &str = "stack";
@@ -136,12 +137,16 @@ impl CountedBy {
 /// Reads what hits are counted by. The pid comes first: it is no expression, but known outside of the process.
 fn counted_by(typed: &str) -> Result<By, Box<dyn Error + Send + Sync>> {
     let parts: Vec<&str> = Keys::split(typed).into_iter().map(str::trim).collect();
+    let misplaced = |part: &str, message| {
+        let start = part.as_ptr().addr() - typed.as_ptr().addr();
+        Err(Misplaced::at(typed, start..start + part.len(), message).into())
+    };
     let by_stack = parts == [STACK];
-    if parts.contains(&STACK) && !by_stack {
-        return Err("stack cannot be combined with other keys".into());
+    if let Some(stack) = parts.iter().find(|&&it| it == STACK && !by_stack) {
+        return misplaced(stack, "stack cannot be combined with other keys");
     }
-    if parts.iter().skip(1).any(|&it| it == PID) {
-        return Err("pid is the first key, as in -by pid,arg0".into());
+    if let Some(pid) = parts.iter().skip(1).find(|&&it| it == PID) {
+        return misplaced(pid, "pid is the first key, as in -by pid,arg0");
     }
     let by_pid = parts.first() == Some(&PID);
     let rest = match typed.split_once(',') {

@@ -1,17 +1,20 @@
 //! `-of` and `-linear`: what histograms are made of, and with which buckets.
 
+use std::error::Error;
+
 use clap::ArgMatches;
 use probes_lib::{Expression, Glob, Linear, Observation};
 
 use super::counted::{Counted, CountedFlags};
 use super::events::{EventFlags, refuse_beside_events};
 use super::filter::expression;
+use super::misplaced::Misplaced;
 
 // `-of` and `-linear`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct HistogramFlags {
     /// What of each hit, such as arg0 or 'len(page)': an integer
-    #[arg(id = "of", long, value_name = "EXPR", value_parser = expression, allow_hyphen_values = true)]
+    #[arg(id = "of", long, value_name = "EXPR", value_parser = measured, allow_hyphen_values = true)]
     of: Option<Expression>,
     /// Steps of one width in a range, LO,HI,STEP, instead of powers of two
     #[arg(long, value_name = "RANGE", allow_hyphen_values = true)]
@@ -39,16 +42,6 @@ impl HistogramFlags {
             expression: self.of.clone()?,
             linear: self.linear,
         })
-    }
-
-    /// Refuses an expression that asks for a time, of which `command` makes histograms.
-    pub(crate) fn refuse_times(&self, command: &str) -> Result<(), String> {
-        match &self.of {
-            Some(of) if of.asks_for_time() => Err(format!(
-                "-of: elapsed is not known at a hit; {command} measures times, and prints their histogram"
-            )),
-            _ => Ok(()),
-        }
     }
 
     pub(crate) fn is_linear(&self) -> bool {
@@ -98,7 +91,6 @@ impl super::Flags for HistogramSourceFlags {
             let linear = self.histogram.linear;
             return Ok(HistogramSource::Events { globs, linear });
         }
-        self.histogram.refuse_times(LATENCY_COMMAND)?;
         Ok(HistogramSource::Hits {
             histogram: self.histogram.check()?,
             counted: self.counted.check()?,
@@ -107,6 +99,18 @@ impl super::Flags for HistogramSourceFlags {
 
     fn check_others(matches: &ArgMatches) -> Result<(), String> {
         refuse_beside_events(matches)
+    }
+}
+
+/// Reads what histograms are made of. Those of times are made by other commands.
+fn measured(typed: &str) -> Result<Expression, Box<dyn Error + Send + Sync>> {
+    let of = expression(typed)?;
+    match of.place_of_time() {
+        None => Ok(of),
+        Some(place) => {
+            let message = "elapsed is not known at a hit; `latency`, or `trace -latency`, measures times, and prints their histogram";
+            Err(Misplaced::at(typed, place, message).into())
+        }
     }
 }
 

@@ -341,7 +341,10 @@ fn what_makes_no_sense_is_refused_before() {
     let long = ["arg0.1.1.1.1.1.1.1.1==1"; 30].join("||");
     let long = format!("-probe ints -where {long}");
     for (flags, message) in [
-        (&long[..], "the expression takes "),
+        (
+            &long[..],
+            "bytes of code at a point: at most 8192 are possible; nothing was changed\n    arg0.1.1",
+        ),
         (
             "-where arg0=5",
             "= is no operator: == compares\n    arg0=5\n        ^",

@@ -108,6 +108,8 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "trace -prog x -hist a -of arg0 -count",
         "trace -prog x -watch a -fn g",
         "trace -prog x -count -watch -usdt p:n",
+        "count -pid 7 -fn a -by stack,arg0",
+        "count -pid 7 -fn a -by arg0,pid",
         "trace -prog x -count -by pid,caller",
         "count -pid 7 -fn a -by pid,caller",
         "hist -pid 7 -of arg0 -fn a -by pid,caller",

@@ -274,13 +274,8 @@ pub enum ObserveError {
     #[error(transparent)]
     Expression(BadExpression),
     /// What is asked of each hit takes too much code; without a subject.
-    #[error("the expression takes {given} bytes of code at a point: at most {most} are possible")]
-    LongExpression {
-        /// How many it takes, with what is counted.
-        given: u64,
-        /// How many there can be.
-        most: u64,
-    },
+    #[error(transparent)]
+    LongExpression(BadExpression),
     /// It is not known where the ids of its threads are.
     #[error("has threads whose ids are not known, so hits cannot be counted by them")]
     NoThreadIds,

@@ -90,10 +90,7 @@ impl Keys {
         let mut both = parts.iter().zip(&self.0);
         match both.find(|(part, _)| is_refused(part)) {
             None => Ok(()),
-            Some((_, expression)) => {
-                let text = expression.as_str();
-                Err(BadExpression::new(text, 0..text.len(), why))
-            }
+            Some((_, expression)) => Err(expression.bad(why)),
         }
     }
 
@@ -113,10 +110,7 @@ impl Keys {
     pub(crate) fn parts_at_stop(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts(scope)?;
         let mut held = parts.iter().zip(&self.0).filter(|(it, _)| it.is_held());
-        let bad = |(_, expression): (&KeyPart, &Expression), problem| {
-            let text = expression.as_str();
-            Err(BadExpression::new(text, 0..text.len(), problem))
-        };
+        let bad = |(_, expression): (&KeyPart, &Expression), problem| Err(expression.bad(problem));
         match (held.next(), held.next()) {
             (_, Some(second)) => bad(second, Problem::TooManyHeldAtStop),
             (Some(only), None) if only.0.registers() >= MAX_REGISTERS => {
@@ -132,15 +126,11 @@ impl Keys {
         let parts = self.0.iter().map(|expression| {
             let part = expression.key(scope)?;
             if part.is_held() {
-                let bad = |problem| {
-                    let text = expression.as_str();
-                    Err(BadExpression::new(text, 0..text.len(), problem))
-                };
                 if held == Keys::MAX_HELD {
-                    return bad(Problem::TooManyHeld);
+                    return Err(expression.bad(Problem::TooManyHeld));
                 }
                 if part.registers() > MAX_REGISTERS - held {
-                    return bad(Problem::TooManyNumbers);
+                    return Err(expression.bad(Problem::TooManyNumbers));
                 }
                 held += 1;
             }

@@ -62,14 +62,26 @@ impl BadExpression {
 
     /// Returns two lines: the expression, and a mark below the place. Of a long one, the part around the place.
     pub fn marked(&self) -> String {
+        BadExpression::mark(&self.text, self.place())
+    }
+
+    /// Returns two lines: a text, and a mark below a place in it, which is in bytes. Of a long text, the part around the
+    /// place; of one that has nothing but spaces there, nothing.
+    ///
+    /// ```
+    /// use probes_lib::BadExpression;
+    ///
+    /// assert_eq!(BadExpression::mark("stack, tid", 0..5), "    stack, tid\n    ^^^^^");
+    /// ```
+    pub fn mark(text: &str, place: Range<usize>) -> String {
         /// How many characters are shown before the place and after its beginning.
         const SHOWN: usize = 60;
-        let (start, end) = (self.place.start, self.place.end.max(self.place.start));
-        let before = self.text.get(..start).unwrap_or_default();
-        let marked = self.text.get(start..end).unwrap_or_default();
+        let (start, end) = (place.start, place.end.max(place.start));
+        let before = text.get(..start).unwrap_or_default();
+        let marked = text.get(start..end).unwrap_or_default();
         let from = before.char_indices().rev().nth(SHOWN - 1);
         let from = from.map_or(0, |(at, _)| at);
-        let rest = self.text.get(from..).unwrap_or_default();
+        let rest = text.get(from..).unwrap_or_default();
         // A control character would move the mark.
         let shown = rest.chars().take(2 * SHOWN);
         let shown = shown.map(|it| if it.is_control() { ' ' } else { it });
@@ -113,6 +125,14 @@ pub enum ExpressionProblem {
     /// It is too long.
     #[error("the expression is longer than {MAX_LEN} bytes")]
     TooLong,
+    /// What is asked takes too much code at a point, most of it for this expression.
+    #[error("the expression takes {given} bytes of code at a point: at most {most} are possible")]
+    TooMuchCode {
+        /// How many it takes, with what is counted and with the other expressions.
+        given: u64,
+        /// How many there can be.
+        most: u64,
+    },
     /// Its parts are nested too deep.
     #[error("the expression is nested more than {MAX_DEPTH} deep")]
     TooDeep,

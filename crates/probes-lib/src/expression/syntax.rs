@@ -34,8 +34,15 @@ pub(super) enum NodeKind {
 impl Node {
     /// Returns whether a name is used somewhere in it.
     pub(super) fn has_name(&self, name: &str) -> bool {
-        let is_it = matches!(&self.kind, NodeKind::Name(it) if it == name);
-        is_it || self.parts().any(|part| part.has_name(name))
+        self.place_of(name).is_some()
+    }
+
+    /// Returns where a name is used first.
+    pub(super) fn place_of(&self, name: &str) -> Option<Range<usize>> {
+        match &self.kind {
+            NodeKind::Name(it) if it == name => Some(self.place.clone()),
+            _ => self.parts().find_map(|part| part.place_of(name)),
+        }
     }
 
     /// Returns whether it asks for something in memory that a value points to.
@@ -63,8 +70,8 @@ impl Node {
 
 /// Returns the tree of an expression.
 pub(super) fn parse(text: &str) -> Result<Node, Wrong> {
-    if text.len() > MAX_LEN {
-        return Err((0..0, Problem::TooLong));
+    if text.len() > MAX_LEN && !text.trim().is_empty() {
+        return Err((place_of_excess(text), Problem::TooLong));
     }
     let mut parser = Parser {
         text,
@@ -89,6 +96,15 @@ pub(super) fn parse(text: &str) -> Result<Node, Wrong> {
             Err((place.clone(), Problem::OperatorMissing(typed)))
         }
     }
+}
+
+/// Returns which part of a text is too much. It has something other than spaces before it or in it, so that it can be
+/// shown.
+fn place_of_excess(text: &str) -> Range<usize> {
+    let end = text.trim_end().len();
+    let mut behind = text.char_indices().skip_while(|&(at, _)| at < MAX_LEN);
+    let start = behind.find(|(_, it)| !it.is_whitespace());
+    start.map_or(end, |(at, _)| at)..end
 }
 
 struct Parser<'t> {

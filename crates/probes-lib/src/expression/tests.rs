@@ -209,10 +209,16 @@ fn messages_are_golden() {
     let long = format!("arg0 == \"{}\"", "x".repeat(65));
     let tree = (0..5).fold("size".to_owned(), |tree, _| format!("({tree} + {tree})"));
     let calculated = format!("{tree} == {tree}");
-    let longer = " ".repeat(MAX_LEN + 1);
+    let spaces = " ".repeat(MAX_LEN + 1);
+    let spaces_behind = format!("arg0 == 1{spaces}");
+    let spaces_inside = format!("arg0 =={spaces}1");
+    let longer = format!("{}arg0 == 1", "arg0 == 1 && ".repeat(MAX_LEN / 13));
     let expressions = [
         "",
         "  ",
+        &spaces,
+        &spaces_behind,
+        &spaces_inside,
         &longer,
         &deep,
         &chain,
@@ -358,6 +364,12 @@ fn messages_are_golden() {
         let error = parsed.integer(&scope).unwrap_err();
         text += &format!("{error}\n{}\n", error.marked());
     }
+    let much: Expression = "arg0 == 1 && arg1 == \"GET\"".parse().unwrap();
+    let error = much.bad(ExpressionProblem::TooMuchCode {
+        given: 10_000,
+        most: 8192,
+    });
+    text += &format!("{error}\n{}\n", error.marked());
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/expression/messages.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(file, &text).unwrap();

@@ -589,12 +589,21 @@ impl Observation {
 
     /// Returns whether something is asked of the thread of a hit.
     pub(crate) fn asks_for_threads(&self) -> bool {
+        self.expressions().any(Expression::asks_for_thread)
+    }
+
+    /// Returns the expression with the longest text, which takes most code as a rule.
+    pub(crate) fn longest_expression(&self) -> Option<&Expression> {
+        self.expressions().max_by_key(|it| it.as_str().len())
+    }
+
+    /// Returns everything that is asked of hits, or of the ends of pairs and calls.
+    fn expressions(&self) -> impl Iterator<Item = &Expression> {
         let asked = [&self.filter, &self.histogram, &self.start_filter];
         let keys = [&self.keys, &self.pair_key, &self.time_keys];
         let keys = keys.into_iter().flatten();
         let keys = keys.flat_map(|keys| keys.expressions());
-        let mut all = asked.into_iter().flatten().chain(keys);
-        all.any(Expression::asks_for_thread)
+        asked.into_iter().flatten().chain(keys)
     }
 
     /// Returns whether it can only observe a program with probes: it selects probes, or nothing at

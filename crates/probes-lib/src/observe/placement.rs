@@ -361,6 +361,7 @@ mod tests {
             has_pair_keys: false,
             times: None,
             times_by_key: false,
+            longest_expression: None,
             shared,
         }
     }

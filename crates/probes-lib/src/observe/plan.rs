@@ -9,6 +9,7 @@ use self::site_roles::SiteRoles;
 use crate::address::LoadBias;
 use crate::error::Refusal;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
+use crate::expression::Expression;
 use crate::expression::times::TimeRange;
 use crate::observe::buckets::Linear;
 use crate::observe::fibers::ProcessStacks;
@@ -58,6 +59,8 @@ pub(crate) struct ObservationPlan {
     pub(crate) times: Option<TimeRange>,
     /// Whether times are distinguished by keys, the last of which is the name of the pair or function.
     pub(crate) times_by_key: bool,
+    /// The expression with the longest text, if there are any.
+    pub(crate) longest_expression: Option<Expression>,
     /// The layout of the data that all points share.
     pub(crate) shared: SharedLayout,
 }
@@ -223,6 +226,7 @@ impl ObservationPlan {
             has_pair_keys: observation.has_pair_keys,
             times,
             times_by_key: of_keys.are_of_times,
+            longest_expression: observation.longest_expression().cloned(),
             shared,
         };
         plan.sort_by_key(|planned| planned.point.address);

@@ -16,6 +16,7 @@ use std::time::Duration;
 use crate::address::{LiveAddr, PAGE};
 use crate::error::Refusal;
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
+use crate::expression::ExpressionProblem;
 use crate::expression::times::TimeRange;
 use crate::inject::code_cave::{self, CodeCave};
 use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
@@ -725,12 +726,16 @@ fn place_all(
         if plan.has_expressions() && trampoline_len > MAX_FILTER_CODE {
             // What is recorded beside the expressions may be longer than these.
             let given = trampoline::longest_without_records(plan).map_err(no_room)?;
-            if given > MAX_FILTER_CODE {
-                return Err(ObserveError::LongExpression {
+            if let Some(longest) = plan
+                .longest_expression
+                .as_ref()
+                .filter(|_| given > MAX_FILTER_CODE)
+            {
+                let too_much = ExpressionProblem::TooMuchCode {
                     given,
                     most: MAX_FILTER_CODE,
-                }
-                .into());
+                };
+                return Err(ObserveError::LongExpression(longest.bad(too_much)).into());
             }
         }
         let arenas = match placement::place(pid, plan, trampoline_len, maps, record)? {

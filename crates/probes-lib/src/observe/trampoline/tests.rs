@@ -576,6 +576,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
         has_pair_keys: false,
         times: None,
         times_by_key: false,
+        longest_expression: None,
         shared,
     };
     let arena = Arena {
