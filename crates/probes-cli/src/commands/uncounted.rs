@@ -1,6 +1,7 @@
 //! Warnings of functions that were selected and cannot be counted, timed or watched, or whose results or exits cannot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use probes_lib::{Counts, Observer, RefusedFunction, UnreadableObject};
 
@@ -58,8 +59,12 @@ fn warn_except(
     }
     if let Some(warning) = warning(&counts, counted) {
         let what = what(refused);
-        let hint =
-            format!("all others are {counted}; -v gives each {what} and its reason in words");
+        let too_low = of_part(&counts).map_or_else(String::new, |names| {
+            format!(", so hits of {names} are missing, and its figures are too low")
+        });
+        let hint = format!(
+            "all others are {counted}{too_low}; -v gives each {what} and its reason in words"
+        );
         messages.warning(WarningKind::Uncounted, &warning, &hint);
     }
 }
@@ -112,6 +117,25 @@ fn warning(counts: &Counts, counted: &str) -> Option<String> {
     ))
 }
 
+/// The USDT probes of which some sites are refused, and others are not; of many, none is named.
+fn of_part(counts: &Counts) -> Option<String> {
+    let sites = counts.refused().iter().filter(|it| it.is_usdt);
+    let refused: BTreeSet<&str> = sites.map(|it| probe_of(&it.name)).collect();
+    let left: BTreeSet<&str> = counts.usdt_sites().map(probe_of).collect();
+    let names: Vec<&str> = refused.intersection(&left).copied().collect();
+    match names[..] {
+        [] => None,
+        [name] => Some(name.to_owned()),
+        _ if names.len() > FEW => Some(format!("each of {} probes", names.len())),
+        _ => Some(names.join(", ")),
+    }
+}
+
+/// The name of a site's probe, behind which that of its function may be.
+fn probe_of(site: &str) -> &str {
+    site.split_once(" in ").map_or(site, |(probe, _)| probe)
+}
+
 /// What these are, together with the others that were selected.
 fn what(refused: &[RefusedFunction]) -> &'static str {
     if refused.iter().any(|it| it.is_usdt) {
@@ -124,7 +148,15 @@ fn what(refused: &[RefusedFunction]) -> &'static str {
 /// Up to [`FEW`] functions, each with its reason; of more, how many there are for each reason.
 fn why(refused: &[RefusedFunction]) -> String {
     if refused.len() <= FEW {
-        let named = refused.iter().map(|it| format!("{} {}", it.name, it.why));
+        let named = refused.iter().map(|it| {
+            let place = if it.is_usdt {
+                let object = it.object.file_name().map_or(&*it.object, Path::new);
+                format!(" at {} in {}", it.address, object.display())
+            } else {
+                String::new()
+            };
+            format!("{}{place} {}", it.name, it.why)
+        });
         return named.collect::<Vec<_>>().join("; ");
     }
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();

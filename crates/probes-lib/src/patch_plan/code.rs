@@ -1,7 +1,7 @@
 //! [`Code`]: the bytes of an object as they are loaded from its file, by address; and [`Body`], the
 //! instructions of one function.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
@@ -10,6 +10,7 @@ use crate::error::Refusal;
 use crate::numbers::words;
 use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::mmx;
+use crate::patch_plan::targets::has_near_target;
 
 /// How many segments an object may have; real ones have four to ten.
 const MAX_SEGMENTS: usize = 64;
@@ -257,7 +258,7 @@ impl Code {
         }
         let mut instructions = Vec::with_capacity(bytes.len() / 4);
         let (mut uses_mmx, mut has_calls) = (false, false);
-        for instruction in decode(bytes, range.start.0) {
+        for instruction in decode_function(bytes, range.start.0) {
             if instruction.is_invalid() {
                 let offset = instruction.ip() - range.start.0;
                 return Err(Refusal::Undecodable { offset });
@@ -283,7 +284,75 @@ pub(super) fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruc
     std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()))
 }
 
-/// The instructions of a function, all of them valid.
+/// The same for a function, which may have padding of one repeated byte behind a call that does not return. As
+/// instructions, such bytes may go on into the code behind the padding; where a jump leads there, decoding goes on there.
+pub(super) fn decode_function(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
+    let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
+    let mut jumps = ForwardJumps::default();
+    let mut padding_end = None;
+    std::iter::from_fn(move || {
+        if !decoder.can_decode() {
+            return None;
+        }
+        let mut instruction = decoder.decode();
+        if let Some(end) = padding_end {
+            if instruction.ip() >= end {
+                padding_end = None;
+            } else if instruction.is_invalid() || instruction.next_ip() > end {
+                padding_end = None;
+                let position = usize::try_from(end - address).ok()?;
+                decoder.set_position(position).ok()?;
+                decoder.set_ip(end);
+                instruction = decoder.decode();
+            }
+        }
+        if is_call(&instruction) || ends_flow(&instruction) {
+            let behind = bytes.get(decoder.position()..).unwrap_or_default();
+            padding_end = jumps.behind_padding(behind, instruction.next_ip());
+        }
+        jumps.add(&instruction);
+        Some(instruction)
+    })
+}
+
+/// Where the last few jumps lead that lead forward.
+#[derive(Default)]
+struct ForwardJumps {
+    targets: [u64; ForwardJumps::KEPT],
+    next: usize,
+}
+
+impl ForwardJumps {
+    const KEPT: usize = 16;
+
+    fn add(&mut self, instruction: &Instruction) {
+        if !has_near_target(instruction) || is_call(instruction) {
+            return;
+        }
+        let target = instruction.near_branch_target();
+        if target > instruction.next_ip() {
+            self.targets[self.next % ForwardJumps::KEPT] = target;
+            self.next += 1;
+        }
+    }
+
+    /// Returns where one of them leads, if nothing but one repeated byte is from `address`, where these bytes are, to
+    /// there.
+    fn behind_padding(&self, bytes: &[u8], address: u64) -> Option<u64> {
+        /// The least and the most bytes of padding.
+        const LEN: RangeInclusive<u64> = 2..=63;
+        let first = bytes.first()?;
+        let bytes = bytes.iter().take(*LEN.end() as usize);
+        let same = bytes.take_while(|it| *it == first).count() as u64;
+        let is_padded = |target: &u64| {
+            let len = target.wrapping_sub(address);
+            LEN.contains(&len) && len <= same
+        };
+        self.targets.iter().copied().filter(is_padded).min()
+    }
+}
+
+/// The instructions of a function, all of them valid. Padding between them may be left out.
 #[derive(Clone, Debug)]
 pub(super) struct Body {
     pub(super) range: CodeRange,

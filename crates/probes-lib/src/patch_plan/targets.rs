@@ -25,7 +25,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::address_set::AddressSet;
-use crate::patch_plan::code::{Code, decode, ends_flow, is_call};
+use crate::patch_plan::code::{Code, decode_function, ends_flow, is_call};
 use crate::patch_plan::parts::PartOwners;
 use crate::patch_plan::tables::{JumpSource, WINDOW};
 pub(super) use jumps::JumpTargets;
@@ -200,7 +200,7 @@ impl Targets {
             // Also behind its end, where its last instruction may go on.
             let bytes = sweep.code.bytes(start, u64::MAX);
             let mut before: VecDeque<Instruction> = VecDeque::with_capacity(WINDOW);
-            for instruction in decode(bytes, start) {
+            for instruction in decode_function(bytes, start) {
                 let address = instruction.ip();
                 if address >= range.end || sweep.decoded.contains(address) {
                     break;

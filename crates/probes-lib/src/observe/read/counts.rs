@@ -165,6 +165,20 @@ impl Counts {
         self.functions.functions.len() + self.functions.refused.len()
     }
 
+    /// Returns the names of the sites of USDT probes that are observed: counted, timed or watched.
+    ///
+    /// ```no_run
+    /// # let counts: probes_lib::Counts = unimplemented!();
+    /// for name in counts.usdt_sites() {
+    ///     println!("{name}");
+    /// }
+    /// ```
+    pub fn usdt_sites(&self) -> impl Iterator<Item = &str> {
+        let functions = self.functions.functions.iter();
+        let sites = functions.filter(|it| it.wanted.is_usdt);
+        sites.map(|it| &*it.wanted.name)
+    }
+
     /// Returns the functions that were selected and cannot be counted, or timed.
     pub fn refused(&self) -> &[RefusedFunction] {
         &self.functions.refused

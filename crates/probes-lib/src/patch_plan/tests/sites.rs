@@ -125,6 +125,37 @@ fn usdt_sites_are_patched_behind_their_nop() {
     assert_eq!(of(last)[0].0, 3);
 }
 
+// As in ____longjmp_chk of glibc 2.42.
+#[test]
+fn site_behind_padding_after_a_call_is_found() {
+    let of = |padding: &[u8]| {
+        let jump = [0x74, 5 + padding.len() as u8];
+        // je over the call and its padding; call; padding; nop; mov $1,%eax; ret
+        let bytes = [
+            &jump,
+            &b"\xe8\0\0\0\0"[..],
+            padding,
+            b"\x90\xb8\x01\0\0\0\xc3",
+        ]
+        .concat();
+        let (planner, ranges) = planner_of(&[&bytes]);
+        let nop = AT + 7 + padding.len() as u64;
+        let sites = planner.usdt_site(ranges[0], FileAddr(nop))?;
+        Ok(sites
+            .iter()
+            .map(|it| it.address().0 - nop)
+            .collect::<Vec<_>>())
+    };
+    // add $0x5050505,%eax, and the first byte of another such instruction.
+    assert_eq!(of(&[5; 6]), Ok(vec![1, 0]));
+    // No instruction begins so.
+    assert_eq!(of(&[6; 3]), Ok(vec![1, 0]));
+    assert_eq!(of(&[0x90; 3]), Ok(vec![1, 0]));
+    // Different bytes may be code.
+    let refusal = Refusal::NoInstruction { offset: 13 };
+    assert_eq!(of(b"\x05\x05\x05\x05\x05\x04"), Err(refusal));
+}
+
 #[test]
 fn usdt_sites_are_moved_only_as_such() {
     // nop; mov $1,%eax; ret
