@@ -4,13 +4,13 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 
-use crate::flags::Misplaced;
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use probes_lib::BadExpression;
 
 use crate::commands::Command;
+use crate::flags::Misplaced;
 use crate::messages::MessageForm;
 use crate::spelling::{asks_for_json, spell_out, there_are};
 use crate::usage::UsageError;

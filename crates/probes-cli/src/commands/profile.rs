@@ -1,5 +1,6 @@
 //! `profile`: where the time of a process goes.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,8 +48,8 @@ process is stopped for some 50 us each time. With -live it is not: in OCaml 5, w
 not copied of a stack is read while the thread runs on. Such a stack is [guessed], or [cut] if it
 has changed. Without samples of the kernel, -live does not know where threads run. In a program that
 waits or switches often, threads have moved on before they are stopped: [not read]. Try -live. Waits
-are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for a
-millisecond or two. Shorter ones are [unseen waits] of what the thread was last seen to wait in.
+are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for 1
+to 10 milliseconds (-hz 997: to 2). Others are [unseen waits] of what the thread was last seen in.
 Elsewhere, and with -gc, waits are sampled. When the duration is over, on Ctrl-C, or when the
 process exits, it prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S error S
@@ -381,6 +382,29 @@ fn warn(args: &Args, profile: &Profile, messages: &Messages) {
     } = profile.waits
     {
         warn_of_lost_switches(lost, unrecorded_processors, messages);
+        if !args.on_cpu {
+            warn_of_unseen_waits(profile, messages);
+        }
+    }
+}
+
+/// Warns if it is not known what threads waited in for too much of the time that they waited.
+fn warn_of_unseen_waits(profile: &Profile, messages: &Messages) {
+    let is_unseen = |it: &ProfiledStack| it.activity == Activity::Unseen;
+    let unseen_of = profile.stacks.iter().filter(|it| is_unseen(it));
+    let threads: HashSet<i32> = unseen_of.map(|it| it.tid).collect();
+    let unseen = time_of(profile, is_unseen);
+    let waited = time_of(profile, |it| {
+        it.activity != Activity::Running && threads.contains(&it.tid)
+    });
+    if unseen * UNREAD > waited && unseen > MIN_SAID {
+        let time = unseen.as_secs_f64();
+        let text = format!(
+            "what threads waited in for {time:.1} s is not known: these waits ended before they were looked at, and the functions shown with them \
+             are those of another wait of their thread"
+        );
+        let hint = "-hz 997 looks more often";
+        messages.warning(WarningKind::UnreadStacks, &text, hint);
     }
 }
 

@@ -136,43 +136,61 @@ fn structured(mut rest: &str) -> Option<String> {
     (!names.is_empty()).then(|| names.join("."))
 }
 
+/// Modules, each with a capital letter, then the name of a value: `Lib__Foo__bar_269`, `Foo.bar_269`.
 fn classic(path: &str) -> String {
-    let path = without_stamp(path);
     let path = match path.strip_prefix("Dune__exe__") {
         Some(wrapped) if !wrapped.is_empty() => wrapped,
         _ => path,
     };
     let mut name = String::with_capacity(path.len());
     let mut rest = path;
-    while let Some(next) = rest.chars().next() {
-        // A separator is between names, never before the first or after the last.
-        let separator = rest
-            .strip_prefix("__")
-            .filter(|after| !name.is_empty() && !after.is_empty());
-        if let Some(after) = separator {
-            // A third `_` belongs to the name that follows.
-            name.push('.');
-            rest = after;
-        } else if let Some((character, after)) = hex_character(rest) {
-            name.push(character);
-            rest = after;
-        } else {
-            name.push(next);
-            rest = &rest[next.len_utf8()..];
-        }
+    while rest.starts_with(char::is_uppercase) {
+        let Some((module, after)) = split_at_separator(rest) else {
+            break;
+        };
+        push_decoded(&mut name, module);
+        name.push('.');
+        rest = after;
     }
+    push_decoded(&mut name, without_stamp(rest));
     name
 }
 
-/// Removes the number that makes the symbol unique: one, or two before OxCaml's `_code`.
-fn without_stamp(path: &str) -> &str {
-    let (path, stamps) = match path.strip_suffix("_code") {
-        Some(path) => (path, 2),
-        None => (path, 1),
+/// Splits a path behind its first module. A third `_` belongs to the name that follows.
+fn split_at_separator(path: &str) -> Option<(&str, &str)> {
+    let separators = path.match_indices(['_', '.']);
+    let mut parts = separators.filter_map(|(at, separator)| {
+        let (module, after) = (&path[..at], &path[at..]);
+        let after = if separator == "." {
+            &after[1..]
+        } else {
+            after.strip_prefix("__")?
+        };
+        // It is between names.
+        (!module.is_empty() && !after.is_empty()).then_some((module, after))
+    });
+    parts.next()
+}
+
+/// Adds a name to another one, with the characters that it stands for.
+fn push_decoded(name: &mut String, encoded: &str) {
+    let mut rest = encoded;
+    while let Some(next) = rest.chars().next() {
+        let (character, after) = hex_character(rest).unwrap_or((next, &rest[next.len_utf8()..]));
+        name.push(character);
+        rest = after;
+    }
+}
+
+/// Removes the number that makes the symbol of a name unique: one, or two before OxCaml's `_code`.
+fn without_stamp(name: &str) -> &str {
+    let (name, stamps) = match name.strip_suffix("_code") {
+        Some(name) => (name, 2),
+        None => (name, 1),
     };
-    (0..stamps).fold(path, |path, _| match path.rsplit_once('_') {
-        Some((name, stamp)) if is_stamp(stamp) && !name.ends_with(['_', '.']) => name,
-        _ => path,
+    (0..stamps).fold(name, |name, _| match name.rsplit_once('_') {
+        Some((unique, stamp)) if is_stamp(stamp) && !unique.is_empty() => unique,
+        _ => name,
     })
 }
 
@@ -217,6 +235,15 @@ mod tests {
             ("camlDune__exe__Service__serve_12345", "Service.serve"),
             ("camlFoo__entry", "Foo.entry"),
             ("camlFoo___private_3", "Foo._private"),
+            ("camlFoo__f__82", "Foo.f_"),
+            ("camlFoo__x__y_83", "Foo.x__y"),
+            ("camlFoo__g$27__167", "Foo.g'_"),
+            ("camlFoo.f__275", "Foo.f_"),
+            ("camlFoo.Inner_.x__y_276", "Foo.Inner_.x__y"),
+            ("camlFoo__Inner__f__1_2_code", "Foo.Inner.f_"),
+            // Of data.
+            ("camlFoo__12", "Foo.12"),
+            ("camlFoo___7", "Foo._7"),
             ("_CamlU3FooM3BarF3baz", "Foo.Bar.baz"),
         ] {
             assert_eq!(demangle(symbol), name, "{symbol}");
