@@ -195,6 +195,7 @@ fn float(of: &Float, hit: &impl Hit) -> Option<f64> {
     let bits = match of {
         Float::Literal(bits) => *bits,
         Float::Word(of) => word(of, hit)?,
+        Float::Single(of) => return Some(f32::from_bits(word(of, hit)? as u32).into()),
         Float::Boxed(of) => {
             let at = word(of, hit)?;
             let (DOUBLE_TAG, 1) = header(at, hit)? else {

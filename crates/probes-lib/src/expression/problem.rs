@@ -217,10 +217,8 @@ pub enum ExpressionProblem {
         /// The point.
         point: String,
     },
-    /// An argument in a place of an unknown kind, or a float of 4 bytes.
-    #[error(
-        "{name} of {point} cannot be asked for: it is in a place of an unknown kind, or a float of 4 bytes"
-    )]
+    /// An argument in a place of an unknown kind.
+    #[error("{name} of {point} cannot be asked for: it is in a place of an unknown kind")]
     UnreadArgument {
         /// The point.
         point: String,

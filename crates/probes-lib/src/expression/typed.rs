@@ -83,7 +83,7 @@ impl Test {
             Test::Compare(_, _, one, other) => one.reads_memory() || other.reads_memory(),
             Test::CompareFloats(_, one, other) => [one, other].iter().any(|it| match it {
                 Float::Literal(_) => false,
-                Float::Word(word) => word.is_in_block(),
+                Float::Word(word) | Float::Single(word) => word.is_in_block(),
                 Float::Boxed(_) => true,
             }),
             Test::IsString(..) | Test::BeginsWith(..) => true,
@@ -113,7 +113,9 @@ impl Test {
             Test::Compare(_, _, one, other) => one.has_argument(is_it) || other.has_argument(is_it),
             Test::CompareFloats(_, one, other) => [one, other].iter().any(|it| match it {
                 Float::Literal(_) => false,
-                Float::Word(word) | Float::Boxed(word) => is_it(word.argument()),
+                Float::Word(word) | Float::Single(word) | Float::Boxed(word) => {
+                    is_it(word.argument())
+                }
             }),
             Test::IsString(text, _) | Test::BeginsWith(text, _) => is_it(text.word().argument()),
             Test::Not(test) => test.has_argument(is_it),
@@ -233,8 +235,10 @@ impl Calculation {
 pub(crate) enum Float {
     /// Its bits. It is not a NaN.
     Literal(u64),
-    /// Of an argument in a vector register.
+    /// An argument of 8 bytes.
     Word(Word),
+    /// The lower 4 bytes of an argument.
+    Single(Word),
     /// An OCaml `float`.
     Boxed(Word),
 }

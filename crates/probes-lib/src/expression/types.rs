@@ -62,8 +62,10 @@ pub struct Parameter {
 pub enum ParameterKind {
     /// An OCaml value. Whether it is an `int` or a block, and of which type, is only known at a hit.
     Value,
-    /// An unboxed float, in a vector register.
+    /// An unboxed float of 8 bytes.
     Float,
+    /// An unboxed float of 4 bytes, the lower ones of a word.
+    Single,
     /// A number of 8, 16 or 32 bits.
     Number {
         /// How many.
@@ -73,7 +75,7 @@ pub enum ParameterKind {
     },
     /// A word of C, 64 bits: an integer or a pointer. Without a conversion, expressions take it for a signed integer.
     Word,
-    /// An argument in a place of an unknown kind, or a float of 4 bytes: it cannot be asked for.
+    /// An argument in a place of an unknown kind: it cannot be asked for.
     Unread,
     /// An argument anywhere in memory, in a process with a seccomp filter: the kernel, which would have to be asked whether it
     /// can be read, must not be asked.
@@ -444,6 +446,7 @@ impl Typing<'_> {
             ParameterKind::Value => Part::Value(word),
             ParameterKind::Word => Part::Word(word),
             ParameterKind::Float => Part::Float(Float::Word(word)),
+            ParameterKind::Single => Part::Float(Float::Single(word)),
             ParameterKind::Number { bits, signed } => {
                 let signedness = Signedness::of(signed);
                 // Extended to 64 bits, an unsigned one is never negative: all of them can be compared as signed.

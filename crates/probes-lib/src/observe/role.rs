@@ -355,7 +355,7 @@ impl ArgumentFormat {
     /// Returns what expressions can ask of it.
     pub(crate) fn kind(self) -> ParameterKind {
         match self.size {
-            4 if self.is_float => ParameterKind::Unread,
+            4 if self.is_float => ParameterKind::Single,
             _ if self.is_float => ParameterKind::Float,
             8 => ParameterKind::Word,
             size => ParameterKind::Number {

@@ -287,7 +287,8 @@ mod tests {
             ("2@-16(%rbp)", number(16, false), number(16, false)),
             ("8@table(%rip)", ParameterKind::Word, ParameterKind::Word),
             ("8f@%xmm0", ParameterKind::Float, ParameterKind::Float),
-            ("4f@(%rdx)", ParameterKind::Unread, ParameterKind::Unread),
+            ("4f@(%rdx)", ParameterKind::Single, unasked),
+            ("4f@%xmm0", ParameterKind::Single, ParameterKind::Single),
             ("8@(%eax)", ParameterKind::Unread, ParameterKind::Unread),
         ] {
             let [argument] = parse(text)[..] else {

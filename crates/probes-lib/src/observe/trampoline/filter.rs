@@ -721,6 +721,10 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         match float {
             Float::Literal(bits) => self.a.mov(to, *bits),
             Float::Word(word) => self.word(word, to),
+            Float::Single(word) => {
+                self.word(word, to)?;
+                self.widened(to)
+            }
             Float::Boxed(word) => {
                 self.word(word, to)?;
                 self.header(to)?;
@@ -733,6 +737,50 @@ impl<'p, 'a> FilterCode<'p, 'a> {
                 self.a.mov(to, qword_ptr(to))
             }
         }
+    }
+
+    /// Emits the code that makes of the bits of a float of 4 bytes those of the same float of 8 bytes. Uses rdi and r9.
+    fn widened(&mut self, float: AsmRegister64) -> Result<(), IcedError> {
+        /// How many bits the larger mantissa has, and how many more than the smaller one.
+        const MANTISSA: u32 = 52;
+        const MORE: u32 = 29;
+        /// What is added to an exponent: the difference of the two biases.
+        const BIAS: u64 = 1023 - 127;
+        let mut normal = self.a.create_label();
+        let mut finite = self.a.create_label();
+        let mut shift = self.a.create_label();
+        let mut signed = self.a.create_label();
+        // The sign in r9; the exponent and the mantissa where they are in a larger one.
+        self.a.mov(r9, float)?;
+        self.a.shr(r9, 31)?;
+        self.a.shl(r9, 63)?;
+        self.a.shl(float, 33)?;
+        self.a.shr(float, 33 - MORE)?;
+        self.a.je(signed)?;
+        self.a.mov(rdi, 1_u64 << MANTISSA)?;
+        self.a.cmp(float, rdi)?;
+        self.a.jae(normal)?;
+        // It is too small for the smaller exponent, and has one of the larger kind: for its first bit.
+        self.a.mov(edi, BIAS as u32)?;
+        self.a.set_label(&mut shift)?;
+        self.a.dec(rdi)?;
+        self.a.shl(float, 1)?;
+        self.a.bt(float, MANTISSA)?;
+        self.a.jnc(shift)?;
+        self.a.shl(rdi, MANTISSA)?;
+        self.a.add(float, rdi)?;
+        self.a.jmp(signed)?;
+        self.a.set_label(&mut normal)?;
+        // An infinity or a NaN has the largest exponent of either kind.
+        self.a.mov(rdi, 255_u64 << MANTISSA)?;
+        self.a.cmp(float, rdi)?;
+        self.a.mov(rdi, BIAS << MANTISSA)?;
+        self.a.jb(finite)?;
+        self.a.add(float, rdi)?;
+        self.a.set_label(&mut finite)?;
+        self.a.add(float, rdi)?;
+        self.a.set_label(&mut signed)?;
+        self.a.or(float, r9)
     }
 
     /// Emits the code that makes of the bits of a float a signed integer, so that these have the order of the floats.

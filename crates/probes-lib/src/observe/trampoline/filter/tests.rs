@@ -91,6 +91,11 @@ pub(in super::super) const SOURCES: [ArgumentSource; 7] = [
 ];
 
 pub(in super::super) fn scope() -> Scope {
+    scope_with(ParameterKind::Float)
+}
+
+/// The same with another kind of argument in the vector register.
+fn scope_with(vector: ParameterKind) -> Scope {
     let number = ParameterKind::Number {
         bits: 16,
         signed: true,
@@ -99,7 +104,7 @@ pub(in super::super) fn scope() -> Scope {
         ParameterKind::Value,
         ParameterKind::Value,
         ParameterKind::Word,
-        ParameterKind::Float,
+        vector,
         number,
         ParameterKind::Value,
         ParameterKind::Value,
@@ -737,6 +742,45 @@ fn compiled_and_interpreted_answers_agree() {
         seen.borrow().iter().all(|many| *many > cases / 20),
         "{seen:?}"
     );
+}
+
+// promise: Observations: Compiled expressions have the answers of the interpreter about floats of 4 bytes (1,500 floats, 5 questions)
+#[test]
+fn floats_of_4_bytes_are_compared_exactly() {
+    let scope = scope_with(ParameterKind::Single);
+    // Around each exponent, with both signs, and others in between; NaNs and the smallest floats are among them.
+    let around = (0..256_u32).flat_map(|exponent| {
+        let bits = exponent << 23;
+        [
+            bits,
+            bits | 1,
+            bits | 0x12_3456,
+            bits | 0x7f_ffff,
+            bits | 0x8000_0000,
+            bits | 0x8000_0001,
+        ]
+    });
+    for bits in around {
+        let float = f64::from(f32::from_bits(bits));
+        let literal = if float.is_finite() { float } else { 1.5 };
+        let below = literal - literal.abs() * 1e-9;
+        for (test, expected) in [
+            (format!("arg3 == {literal:?}"), float == literal),
+            (format!("arg3 < {literal:?}"), float < literal),
+            (format!("arg3 > {:?}", below), float > below),
+            (format!("arg3 <= {:?}", below), float <= below),
+            (format!("arg3 != {literal:?}"), float != literal),
+        ] {
+            let expression: Expression = test.parse().unwrap();
+            let filter = expression.filter(&scope).unwrap();
+            let mut hit = hit_with_text_of_c(MEMORY, b"");
+            // What is above the float does not matter.
+            hit.arguments[3] = 0xdead_beef_0000_0000 | u64::from(bits);
+            let answer = with_puppet(|puppet| puppet.answer(&filter, &hit));
+            assert_eq!(answer, filter.answer(&hit), "{test} of {bits:x}");
+            assert_eq!(answer == Answer::True, expected, "{test} of {bits:x}");
+        }
+    }
 }
 
 /// A hit whose C argument is an address, with a text there, as far as there is memory; the table has one page more than
