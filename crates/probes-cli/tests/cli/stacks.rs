@@ -96,7 +96,7 @@ fn stacks_of_busy(pid: i32, flags: &str) -> Vec<Value> {
         let line = format!("profile -json -on-cpu -hz 997 -for 1s -pid {pid}{flags}");
         let profile = run(&line).json();
         // On a busy machine, stops may come so late that the samples of the kernel are the answer.
-        if profile["running_method"] != "stopped" {
+        if profile["stops"] != 0 && profile["running_method"] != "stopped" {
             return None;
         }
         let found = profile["stacks"].as_array().unwrap().clone();
