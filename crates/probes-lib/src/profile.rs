@@ -161,6 +161,8 @@ struct KernelRecords {
     samples: PendingSamples<ProfileKey>,
     /// What the kernel's samples add up to, if threads are stopped, too.
     beside_stops: Option<TimeSums>,
+    /// When samples are told again that are taken beside stops.
+    told_after: Duration,
     /// When the process was stopped, until the records of that time are there.
     stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
@@ -296,8 +298,8 @@ impl Profiler {
     ///
     /// With `hz`, from 1 to 10,000, the kernel samples the threads that run, too, so many times in each second that they run, if it permits
     /// that. Then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
-    /// live: a sample has the bytes of one stack, and they have two. The kernel's samples are the answer only if the process waits so often
-    /// that stops come too late for more than a twentieth of its running time.
+    /// live: a sample has the bytes of one stack, and they have two. The kernel's samples are the answer only if stops come too late for
+    /// more than a twentieth of the running time, as the process waits often.
     ///
     /// # Errors
     ///
@@ -324,6 +326,7 @@ impl Profiler {
             waits,
             samples: PendingSamples::default(),
             beside_stops,
+            told_after: Duration::ZERO,
             stops: Vec::new(),
             unseen_excess: Duration::ZERO,
             looks_at_exited: HashMap::new(),
@@ -415,6 +418,8 @@ impl Profiler {
             let ran = processor_time();
             recorded.ran = ran.saturating_sub(recorded.ran_until);
             recorded.ran_until = ran;
+            let pause = recorded.ran.saturating_mul(19);
+            recorded.told_after = monotonic_now().saturating_add(pause);
             if is_look {
                 // A little less than the pause, which is counted from a moment earlier.
                 recorded.next_look_at = at.saturating_add(recorded.ran.saturating_mul(38));
@@ -424,10 +429,15 @@ impl Profiler {
     }
 
     /// Returns what becomes readable when there is a sample whose stack is to be read at once, by
-    /// [`look_at_waits`](Self::look_at_waits): of a live profile of OCaml 5, whose threads have several stacks, the kernel copies one.
+    /// [`look_at_waits`](Self::look_at_waits): of a profile of OCaml 5, whose threads have several stacks, the kernel copies one. Where
+    /// threads are stopped, too, so that these samples may not be needed, reading them at once takes no more than 5 % of a processor.
     pub fn sample_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let recorded = self.recorded.iter();
-        recorded.flat_map(|recorded| recorded.switches.sample_fds())
+        let now = monotonic_now();
+        let is_told = move |it: &&KernelRecords| it.beside_stops.is_none() || it.told_after <= now;
+        let recorded = self.recorded.as_ref().filter(is_told);
+        recorded
+            .into_iter()
+            .flat_map(|recorded| recorded.switches.sample_fds())
     }
 
     /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor; less if records
@@ -919,7 +929,8 @@ impl Profiler {
         let names = self.sums.names();
         let by_kernel = self.recorded.as_ref().and_then(|recorded| {
             let by_kernel = recorded.beside_stops.as_ref()?;
-            by_kernel.replaces(&self.sums).then_some(by_kernel)
+            let period = recorded.switches.clock_samples()?.period;
+            by_kernel.replaces(&self.sums, period).then_some(by_kernel)
         });
         let is_shown = |key: &ProfileKey| by_kernel.is_none() || key.activity != Activity::Running;
         let shown = self.sums.by_key.iter().filter(|(key, _)| is_shown(key));

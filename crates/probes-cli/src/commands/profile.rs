@@ -37,6 +37,9 @@ const UNREAD: u32 = 20;
 /// Shorter times print as 0.0 s.
 const MIN_SAID: Duration = Duration::from_millis(50);
 
+/// With so many samples a second, waits are looked at as often as is possible.
+const MOST_USEFUL_HZ: u32 = 997;
+
 /// The time of so many samples may be missing by chance.
 const FEW_SAMPLES: u32 = 10;
 
@@ -47,11 +50,12 @@ in OCaml 5, and with -gc, all threads are looked at 99 times a second, and for t
 process is stopped for some 50 us each time. With -live it is not: in OCaml 5, what the kernel has
 not copied of a stack is read while the thread runs on. Such a stack is [guessed], or [cut] if it
 has changed. Without samples of the kernel, -live does not know where threads run. In a program that
-waits or switches often, threads have moved on before they are stopped: [not read]. Try -live. Waits
-are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts for 1
-to 10 milliseconds (-hz 997: to 2). Others are [unseen waits] of what the thread was last seen in.
-Elsewhere, and with -gc, waits are sampled. When the duration is over, on Ctrl-C, or when the
-process exits, it prints in plain format, times in seconds:
+waits or switches often, threads have moved on before they are stopped: [not read]. If that is more
+than a twentieth of the time, the kernel's samples are shown where it permits them; else try -live.
+Waits are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts
+until the next look, 1 to 10 milliseconds later (-hz 997: 1 to 2). If not, it is one of the [unseen
+waits] of what the thread was last seen in. Elsewhere, and with -gc, waits are sampled. When the
+duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S error S
     waits recorded N unseen S lost N excess S parts N, or: waits sampled error S WHY
     waits unrecorded processors N (if any came online meanwhile)
@@ -383,13 +387,13 @@ fn warn(args: &Args, profile: &Profile, messages: &Messages) {
     {
         warn_of_lost_switches(lost, unrecorded_processors, messages);
         if !args.on_cpu {
-            warn_of_unseen_waits(profile, messages);
+            warn_of_unseen_waits(profile, args.hz, messages);
         }
     }
 }
 
 /// Warns if it is not known what threads waited in for too much of the time that they waited.
-fn warn_of_unseen_waits(profile: &Profile, messages: &Messages) {
+fn warn_of_unseen_waits(profile: &Profile, hz: u32, messages: &Messages) {
     let is_unseen = |it: &ProfiledStack| it.activity == Activity::Unseen;
     let unseen_of = profile.stacks.iter().filter(|it| is_unseen(it));
     let threads: HashSet<i32> = unseen_of.map(|it| it.tid).collect();
@@ -403,7 +407,11 @@ fn warn_of_unseen_waits(profile: &Profile, messages: &Messages) {
             "what threads waited in for {time:.1} s is not known: these waits ended before they were looked at, and the functions shown with them \
              are those of another wait of their thread"
         );
-        let hint = "-hz 997 looks more often";
+        let hint = if hz < MOST_USEFUL_HZ {
+            "-hz 997 looks more often"
+        } else {
+            "-by thread adds up all waits of a thread, seen or not"
+        };
         messages.warning(WarningKind::UnreadStacks, &text, hint);
     }
 }

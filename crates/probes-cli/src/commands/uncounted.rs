@@ -60,7 +60,7 @@ fn warn_except(
     if let Some(warning) = warning(&counts, counted) {
         let what = what(refused);
         let too_low = of_part(&counts).map_or_else(String::new, |names| {
-            format!(", so hits of {names} are missing, and its figures are too low")
+            format!(", so figures of {names} are too low")
         });
         let hint = format!(
             "all others are {counted}{too_low}; -v gives each {what} and its reason in words"

@@ -417,7 +417,6 @@ fn unknown(pairs: &[PairRow<'_>]) -> Option<String> {
     let unseen = pairs.iter().filter(|pair| pair.evidence.is_unseen);
     let names = unseen.map(PairRow::name);
     let names: Vec<String> = names.collect();
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
     Some(format!("{}: {UNSEEN}", join_first_few(&names)?))
 }
 

@@ -143,8 +143,9 @@ fn names_are_those_of_running_programs() {
 fn words_of_keys_are_completed() {
     for (words, expected) in [
         (&["profile", "-by", "s"][..], &["stack", "syscall"][..]),
-        (&["count", "-by", "pid,c"], &["pid,caller"]),
-        (&["hist", "-by", "tid,p"], &["tid,pid", "tid,probe"]),
+        (&["count", "-by", "p"], &["pid", "probe"]),
+        (&["hist", "-by", "tid,p"], &["tid,probe"]),
+        (&["latency", "-key", "p"], &[]),
     ] {
         assert_eq!(completions(words), expected, "{words:?}");
     }

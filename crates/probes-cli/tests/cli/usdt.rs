@@ -327,7 +327,7 @@ fn sites_outside_functions_are_left_out() {
             talker.ask("form 1 10", "formed");
             tool.expect_said(warning);
             let ended = tool.end();
-            let hint = "hint: all others are counted, so hits of outside:known are missing, and its figures are too low; -v";
+            let hint = "hint: all others are counted, so figures of outside:known are too low; -v";
             assert!(ended.stderr.contains(hint), "{ended:?}");
             assert_eq!(
                 hits(&ended.stdout),

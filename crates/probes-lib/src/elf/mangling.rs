@@ -158,8 +158,8 @@ fn classic(path: &str) -> String {
 
 /// Splits a path behind its first module. A third `_` belongs to the name that follows.
 fn split_at_separator(path: &str) -> Option<(&str, &str)> {
-    let separators = path.match_indices(['_', '.']);
-    let mut parts = separators.filter_map(|(at, separator)| {
+    let mut separators = path.match_indices(['_', '.']);
+    separators.find_map(|(at, separator)| {
         let (module, after) = (&path[..at], &path[at..]);
         let after = if separator == "." {
             &after[1..]
@@ -168,8 +168,7 @@ fn split_at_separator(path: &str) -> Option<(&str, &str)> {
         };
         // It is between names.
         (!module.is_empty() && !after.is_empty()).then_some((module, after))
-    });
-    parts.next()
+    })
 }
 
 /// Adds a name to another one, with the characters that it stands for.

@@ -125,7 +125,7 @@ pub enum ExpressionProblem {
     /// It is too long.
     #[error("the expression is longer than {MAX_LEN} bytes")]
     TooLong,
-    /// What is asked takes too much code at a point, most of it for this expression.
+    /// What is asked takes too much code at a point; this is the expression with the longest text.
     #[error("the expression takes {given} bytes of code at a point: at most {most} are possible")]
     TooMuchCode {
         /// How many it takes, with what is counted and with the other expressions.

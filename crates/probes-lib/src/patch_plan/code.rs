@@ -284,7 +284,7 @@ pub(super) fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruc
     std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()))
 }
 
-/// The same for a function, which may have padding of one repeated byte behind a call that does not return. As
+/// The same for a function, which may have padding of one repeated byte behind a call or jump. As
 /// instructions, such bytes may go on into the code behind the padding; where a jump leads there, decoding goes on there.
 pub(super) fn decode_function(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
@@ -308,7 +308,8 @@ pub(super) fn decode_function(bytes: &[u8], address: u64) -> impl Iterator<Item 
         }
         if is_call(&instruction) || ends_flow(&instruction) {
             let behind = bytes.get(decoder.position()..).unwrap_or_default();
-            padding_end = jumps.behind_padding(behind, instruction.next_ip());
+            let end = jumps.behind_padding(behind, instruction.next_ip());
+            padding_end = end.or(padding_end);
         }
         jumps.add(&instruction);
         Some(instruction)

@@ -17,6 +17,9 @@ use super::waits::ThreadWait;
 const MAX_STACKS: usize = 1 << 16;
 const MAX_FRAMES: usize = 1 << 22;
 
+/// The time of so many samples may be missing by chance.
+const FEW_SAMPLES: u32 = 10;
+
 /// The mantissa bits of a bucket of waits: their lengths are counted to 1/64.
 const PRECISION: u32 = 6;
 
@@ -164,20 +167,24 @@ impl TimeSums {
         }
     }
 
-    /// Whether these samples, which the kernel has taken, are better than those of stops: these lack the stacks of more than a twentieth
-    /// of the running time.
-    pub(super) fn replaces(&self, of_stops: &TimeSums) -> bool {
+    /// Whether these samples, which the kernel has taken, each of them for so long, are better than those of stops: these lack the stacks
+    /// of more than a twentieth of the running time, and more than may be missing by chance.
+    pub(super) fn replaces(&self, of_stops: &TimeSums, period: Duration) -> bool {
         let lacking = of_stops.without_stack();
         let is_much = lacking.saturating_mul(20) > of_stops.process.running();
-        is_much && self.without_stack() < lacking
+        is_much && lacking > period.saturating_mul(FEW_SAMPLES) && self.without_stack() < lacking
     }
 
     /// How long threads have run of which there is no stack.
     fn without_stack(&self) -> Duration {
+        let is_read = |key: &ProfileKey| {
+            let stack = key.stack.as_ref();
+            stack.is_some_and(|stack| !stack.frames.is_empty())
+        };
         let running = self
             .by_key
             .iter()
-            .filter(|(key, _)| key.activity == Activity::Running && key.stack.is_none());
+            .filter(|(key, _)| key.activity == Activity::Running && !is_read(key));
         let times = running.map(|(_, sum)| sum.time);
         times.fold(self.process.not_sampled(), Duration::saturating_add)
     }
@@ -227,8 +234,9 @@ impl TimeSums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::LiveAddr;
     use crate::profile::waits::Cause;
-    use crate::unwind::StackEnd;
+    use crate::unwind::{RawFrame, StackEnd};
 
     #[test]
     fn threads_that_share_a_number_keep_names() {
@@ -251,7 +259,10 @@ mod tests {
             let mut sums = TimeSums::begin(Duration::ZERO);
             sums.process.set(Duration::from_millis(100));
             let stack = RawStack {
-                frames: Vec::new(),
+                frames: vec![RawFrame {
+                    address: LiveAddr(1),
+                    within: LiveAddr(1),
+                }],
                 end: StackEnd::Outermost,
                 is_guessed: false,
             };
@@ -268,12 +279,15 @@ mod tests {
             }
             sums
         };
-        let by_kernel = sums(90, 0);
-        assert!(!by_kernel.replaces(&sums(95, 5)));
-        assert!(by_kernel.replaces(&sums(50, 50)));
+        let replaces =
+            |period, stops: TimeSums| sums(90, 0).replaces(&stops, Duration::from_millis(period));
+        assert!(!replaces(0, sums(95, 5)));
+        assert!(replaces(1, sums(50, 50)));
         // Nothing is read of 5 ms, and there is no sample of 15 others; or nothing is better.
-        assert!(by_kernel.replaces(&sums(80, 5)));
-        assert!(!by_kernel.replaces(&sums(90, 10)));
+        assert!(replaces(1, sums(80, 5)));
+        assert!(!replaces(0, sums(90, 10)));
+        // By chance.
+        assert!(!replaces(5, sums(50, 50)));
     }
 
     #[test]

@@ -92,9 +92,15 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
         (_, "FORM") => words_with_prefix(typed, &["short", "full"]),
         (_, "SHELL") => words_with_prefix(typed, &["bash", "zsh", "fish"]),
         (_, "KEY") => words_with_prefix(typed, &["function", "stack", "syscall", "thread"]),
-        (_, "EXPR,...") => {
-            let words = ["caller", "pid", "probe", "stack", "tid"];
-            of_list(&|typed| words_with_prefix(typed, &words))
+        ("by", "EXPR,...") => {
+            let (before, last) = split_list(typed);
+            // Some are only possible first, or alone.
+            let words: &[&str] = if before.is_empty() {
+                &["caller", "pid", "probe", "stack", "tid"]
+            } else {
+                &["probe", "tid"]
+            };
+            with_prefix(before, words_with_prefix(last, words))
         }
         (_, "WORK") => {
             let work = CollectorWork::ALL.map(CollectorWork::word);

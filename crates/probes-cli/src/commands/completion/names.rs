@@ -70,7 +70,7 @@ pub(super) fn programs(typed: &str) -> FoundNames {
         // A character that means something else in a regular expression has to be typed by hand.
         let is_plain = |it: char| it.is_alphanumeric() || "_-.".contains(it);
         let program = program_of(pid).unwrap_or_default();
-        if program.starts_with(typed) && program.chars().all(is_plain) {
+        if !program.is_empty() && program.starts_with(typed) && program.chars().all(is_plain) {
             *processes.entry(program).or_default() += 1;
         }
         if processes.len() >= MAX_SHOWN || Instant::now() > until {

@@ -423,7 +423,8 @@ impl<'r> Recording<'r> {
         failures.add(self.read_runtime_events());
         failures.add(self.end_waits());
         let pairs = RecordedPairs::of(&self.latencies);
-        for (doubt, _) in pairs.cautions() {
+        let doubts = pairs.cautions().map(|(doubt, _)| doubt);
+        for doubt in doubts.chain(pairs.unknown()) {
             self.timeline.add_doubt(doubt);
         }
         let (without_key, lost_starts) = (

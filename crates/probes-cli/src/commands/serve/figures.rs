@@ -136,16 +136,14 @@ impl TimedFigures {
     }
 
     fn of_pair(bounds: &[Duration], pair: &Latency) -> TimedFigures {
+        let is_unseen =
+            pair.is_trusted().is_none() && pair.doubtful() == 0 && !pair.are_told_apart();
         let problems = [
             pair.unmatched_stops(),
             pair.dropped(),
             pair.interleaved().saturating_add(pair.moved()),
             pair.doubtful(),
-            if pair.are_told_apart() {
-                0
-            } else {
-                pair.count()
-            },
+            if is_unseen { pair.count() } else { 0 },
             pair.untyped(),
         ];
         let problems = PAIR_PROBLEMS.into_iter().zip(problems);
