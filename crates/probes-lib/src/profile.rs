@@ -929,7 +929,10 @@ impl Profiler {
         let names = self.sums.names();
         let by_kernel = self.recorded.as_ref().and_then(|recorded| {
             let by_kernel = recorded.beside_stops.as_ref()?;
-            let period = recorded.switches.clock_samples()?.period;
+            // On a busy machine, there are few stops, and each stands for a longer time.
+            let watched = self.ended.saturating_sub(self.begun);
+            let samples = u32::try_from(self.samples).unwrap_or(u32::MAX);
+            let period = watched / samples.max(1);
             by_kernel.replaces(&self.sums, period).then_some(by_kernel)
         });
         let is_shown = |key: &ProfileKey| by_kernel.is_none() || key.activity != Activity::Running;

@@ -27,6 +27,19 @@ pub(crate) struct ChrootProgram {
     pub(crate) ready: String,
 }
 
+/// Removes the files of runtime events that programs have left which were killed: a later one may get the pid of such a program.
+fn remove_old_events() {
+    for entry in std::fs::read_dir(chroot()).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap_or_default();
+        let pid = name.strip_suffix(".events");
+        let pid = pid.and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // Another test may have removed it.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 impl ChrootProgram {
     /// Starts a program, given by its path outside, and waits until it is ready.
     pub(crate) fn start(isolation: Isolation, program: &Path, args: &[&str]) -> ChrootProgram {
@@ -40,6 +53,7 @@ impl ChrootProgram {
         args: &[&str],
         runtime: &str,
     ) -> ChrootProgram {
+        remove_old_events();
         let mut command = match isolation {
             Isolation::Chroot => Command::new("chroot"),
             Isolation::Namespaces => {

@@ -167,8 +167,8 @@ impl TimeSums {
         }
     }
 
-    /// Whether these samples, which the kernel has taken, each of them for so long, are better than those of stops: these lack the stacks
-    /// of more than a twentieth of the running time, and more than may be missing by chance.
+    /// Whether these samples, which the kernel has taken, are better than those of stops, of which there was one in each `period`: these
+    /// lack the stacks of more than a twentieth of the running time, and more than may be missing by chance.
     pub(super) fn replaces(&self, of_stops: &TimeSums, period: Duration) -> bool {
         let lacking = of_stops.without_stack();
         let is_much = lacking.saturating_mul(20) > of_stops.process.running();
