@@ -161,7 +161,7 @@ struct KernelRecords {
     samples: PendingSamples<ProfileKey>,
     /// What the kernel's samples add up to, if threads are stopped, too.
     beside_stops: Option<TimeSums>,
-    /// When samples are told again that are taken beside stops.
+    /// Until then, samples beside stops are not read at once: it would take too much of a processor.
     told_after: Duration,
     /// When the process was stopped, until the records of that time are there.
     stops: Vec<Range<Duration>>,

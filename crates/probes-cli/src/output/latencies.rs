@@ -237,7 +237,7 @@ pub(crate) struct Evidence {
     without_key: u64,
     /// Whether nothing tells the events apart, if that is why times may be wrong.
     #[serde(skip)]
-    is_unseen: bool,
+    pub(crate) is_unseen: bool,
 }
 
 impl Evidence {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use probes_lib::{Counts, FunctionLatency, GcPauses, Latency, State, Times};
 
 use super::exposition::shortened;
+use crate::output::Evidence;
 
 /// Times: how many are not longer than each bound, how many there are, and their sum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -136,14 +137,16 @@ impl TimedFigures {
     }
 
     fn of_pair(bounds: &[Duration], pair: &Latency) -> TimedFigures {
-        let is_unseen =
-            pair.is_trusted().is_none() && pair.doubtful() == 0 && !pair.are_told_apart();
         let problems = [
             pair.unmatched_stops(),
             pair.dropped(),
             pair.interleaved().saturating_add(pair.moved()),
             pair.doubtful(),
-            if is_unseen { pair.count() } else { 0 },
+            if Evidence::of(pair).is_unseen {
+                pair.count()
+            } else {
+                0
+            },
             pair.untyped(),
         ];
         let problems = PAIR_PROBLEMS.into_iter().zip(problems);
