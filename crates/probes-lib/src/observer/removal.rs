@@ -1,0 +1,243 @@
+//! The end of an observation: its patches are removed, and all that it has recorded is read.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Effect, Error, ErrorKind, ProcessError, Result};
+use crate::observe::DiscardedPatches;
+use crate::observe::install::remove::{Removed, remove};
+use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
+use crate::observe::read::counts::Counts;
+use crate::observe::read::data_source::DataSource;
+use crate::observe::read::events::Events;
+use crate::observe::read::histograms::read_histograms;
+use crate::observe::read::keyed_times::KeyedTimes;
+use crate::observe::read::keyed_values::KeyedHistograms;
+use crate::observe::read::keys::KeyedCounts;
+use crate::observe::read::latency::{HistogramPart, Latency, PairData, read_pairs};
+use crate::observe::read::values::ValueHistogram;
+use crate::observer::{Observer, is_replaced, source_of};
+use crate::process::maps::{Mapping, read_maps};
+use crate::process::memory::ProcessMemory;
+use crate::update::lock::UpdateLock;
+use crate::update::options::Options;
+
+/// All that an observation has recorded when it ends.
+///
+/// ```no_run
+/// # let mut observer: probes_lib::Observer = unimplemented!();
+/// let report = observer.remove()?;
+/// println!("{} hits, {} times", report.counts.total(), report.latencies.len());
+/// # Ok::<(), probes_lib::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ObservationReport {
+    /// The hits, up to and including the last one.
+    pub counts: Counts,
+    /// Of each pair, in the order of the [`Observation`].
+    pub latencies: Vec<Latency>,
+    /// Of each function that was timed, in the order of their addresses.
+    pub function_latencies: Vec<FunctionLatency>,
+    /// Of each probe and function whose values were to be shown; see [`Observer::histograms`].
+    pub histograms: Vec<ValueHistogram>,
+    /// If hits were counted by keys; see [`Observer::keyed_counts`].
+    pub keyed_counts: Option<KeyedCounts>,
+    /// If each key has a histogram; see [`Observer::keyed_histograms`].
+    pub keyed_histograms: Option<KeyedHistograms>,
+    /// If times are distinguished by keys; see [`Observer::keyed_times`].
+    pub keyed_times: Option<KeyedTimes>,
+    /// The hits that have not been read yet.
+    pub events: Events,
+    /// An upper bound of the total time for which the process was stopped to remove the
+    /// observation; zero if it had exited.
+    pub stopped: Duration,
+    /// Sites whose records are incomplete.
+    pub discarded: DiscardedPatches,
+    /// See [`CleanReport::still_mapped`].
+    pub still_mapped: u64,
+    /// Why processes that were forked meanwhile could not be restored, with their pids, if their hits were to be recorded, too
+    /// ([`Observation::record_forked`]): [`Target::clean`] restores each.
+    pub unrestored: Vec<(i32, Arc<Error>)>,
+}
+
+impl Observer {
+    /// Removes the observation, and returns all that it has recorded. If the program was launched
+    /// to be observed, its records can be read even if it has exited.
+    ///
+    /// # Errors
+    ///
+    /// - The process has exited or executed a new program.
+    /// - It cannot be stopped, or another update is in progress. Then it stays observed, nothing is
+    ///   dropped, and this can be called again.
+    /// - Another observer has replaced this one ([`ObserveError::Replaced`]), or this one has been
+    ///   removed ([`ObserveError::Removed`]).
+    pub fn remove(&mut self) -> Result<ObservationReport> {
+        self.refuse_removed()?;
+        if let Some(mut switch) = self.events_switch.take() {
+            // If that fails, the removal says why.
+            let _ = switch.wait_for_begun_call(&self.target, || self.counts());
+            self.events_switch = Some(switch);
+        }
+        self.lock_forked()
+            .look(self.target.opened.process(), &self.active.arenas);
+        let mut removed = self.try_to_remove();
+        if let Ok(report) = &mut removed {
+            report.unrestored = self.restore_all_forked();
+        }
+        if let (Ok(report), Some(switch)) = (&removed, &mut self.events_switch) {
+            // If the process has exited, nothing is left to be undone.
+            let undone = switch.undo_late_call(&self.target, &report.counts);
+            let _ = undone.and_then(|()| switch.undo_pause(&self.target));
+        }
+        // Again: those that were about to execute a program have done so.
+        self.lock_forked()
+            .look(self.target.opened.process(), &self.active.arenas);
+        self.is_removed = removed.is_ok();
+        if self.is_removed {
+            (self.active.lock, self.successor_lock) = (None, None);
+        }
+        removed.map_err(|error| {
+            if self.active.data.is_some() && is_replaced(&error) {
+                return error;
+            }
+            self.target.opened.executed_or(error)
+        })
+    }
+
+    /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too. Returns why some could not be.
+    fn restore_all_forked(&self) -> Vec<(i32, Arc<Error>)> {
+        let pids = self.recorded_forked().into_iter();
+        let failed = pids.filter_map(|pid| Some((pid, Arc::new(self.restore_forked(pid).err()?))));
+        failed.collect()
+    }
+
+    /// Restores a process that was forked meanwhile ([`Observer::records_forked`]), as [`Observer::remove`] does with those of a
+    /// process that has not exited: its copies of the trampolines are removed like those of a tool that was killed.
+    ///
+    /// # Errors
+    ///
+    /// See [`Target::clean`]; that it has exited, or executed a program, is none.
+    pub fn restore_forked(&self, pid: i32) -> Result<()> {
+        let options = Options {
+            take_over: false,
+            ..self.options
+        };
+        let child = self.target.open_forked(pid);
+        match child.and_then(|child| child.clean(options)) {
+            Err(error) if !error.is_gone() && !error.is_exec() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    fn try_to_remove(&self) -> Result<ObservationReport> {
+        let (target, active, options) = (&self.target, &self.active, self.options);
+        let process = target.opened.process();
+        let mut maps = Vec::new();
+        let mut before = None;
+        let mut remove_all = || {
+            let _lock = UpdateLock::wait(process, Instant::now() + options.time_limit)?;
+            before.get_or_insert_with(|| process.stop_time().total());
+            let memory = target.opened.unshadowed_memory()?;
+            let source = source_of(target, &active.arenas, &active.data, Some(&memory));
+            maps = read_maps(process)?;
+            let read = || self.read_results(&source, Some(&memory));
+            remove(process, &memory, &active.arenas, options, read)
+        };
+        let removed = match remove_all() {
+            // Again, without that follower or connected to it anew.
+            Err(error) if is_follower_lost(&error) && !is_partly_removed(&error) => remove_all(),
+            removed => removed,
+        };
+        let stopped = before.map_or(Duration::ZERO, |before| process.stop_time().since(before));
+        self.add_last_gaps(&removed, &maps);
+        let removed = match (removed, &active.data) {
+            (Err(error), Some(data)) => {
+                // The arenas record which tool has replaced this one, even after the process has exited.
+                self.refuse_if_removal_began()?;
+                if !process.has_exited() && !target.opened.has_executed(&error) {
+                    return Err(error);
+                }
+                // Nothing is left that could be removed.
+                Removed::nothing(self.read_results(&DataSource::Shared(data), None)?)
+            }
+            (removed, _) => removed?,
+        };
+        let results = removed.results;
+        Ok(ObservationReport {
+            counts: results.counts,
+            latencies: Latency::of_pairs(&active.plan.pairs, &results.pairs, &active.ticks),
+            function_latencies: results.calls.latencies(&active.plan, &active.ticks),
+            histograms: results.histograms,
+            keyed_counts: results.keyed_counts,
+            keyed_histograms: results.keyed_histograms,
+            keyed_times: results.keyed_times,
+            events: results.events,
+            discarded: self.discarded(),
+            stopped,
+            still_mapped: removed.still_mapped,
+            unrestored: Vec::new(),
+        })
+    }
+
+    /// Reads all that is recorded, for the last time.
+    fn read_results(
+        &self,
+        source: &DataSource<'_>,
+        memory: Option<&ProcessMemory>,
+    ) -> Result<Results> {
+        let (process, active) = (self.target.opened.process(), &self.active);
+        let (plan, arenas) = (&active.plan, &active.arenas);
+        let (pid, clock) = (process.pid(), active.ticks.clock());
+        Ok(Results {
+            counts: Counts::read(pid, source, plan, arenas)?,
+            pairs: read_pairs(pid, source, arenas, HistogramPart::Whole)?,
+            calls: RecordedCalls::read(pid, source, plan, arenas)?,
+            histograms: read_histograms(pid, source, plan, arenas)?,
+            keyed_counts: KeyedCounts::read(pid, source, plan, arenas)?,
+            events: self
+                .lock_events()
+                .read(process, source, memory, &clock, true)?,
+            keyed_histograms: KeyedHistograms::read(pid, source, plan, arenas)?,
+            keyed_times: KeyedTimes::read(pid, source, plan, arenas, &active.ticks)?,
+        })
+    }
+
+    /// Adds what a removal has found to the gaps; `maps` are the mappings just before it.
+    fn add_last_gaps(&self, removed: &Result<Removed<Results>>, maps: &[Mapping]) {
+        let mut discards = self.lock_discards();
+        match removed {
+            Ok(removed) => {
+                let sites = discards.unknown(&self.active.plan, &removed.discarded);
+                discards.add(&sites, maps);
+                let mut loaded = self.lock_loaded_later();
+                if loaded.is_possible() {
+                    loaded.look(self.target.opened.process(), maps);
+                }
+            }
+            Err(error) if is_partly_removed(error) => discards.end(),
+            Err(_) => {}
+        }
+    }
+}
+
+/// What is read just before the data are unmapped.
+struct Results {
+    counts: Counts,
+    pairs: Vec<PairData>,
+    calls: RecordedCalls,
+    histograms: Vec<ValueHistogram>,
+    keyed_counts: Option<KeyedCounts>,
+    keyed_histograms: Option<KeyedHistograms>,
+    keyed_times: Option<KeyedTimes>,
+    events: Events,
+}
+
+/// Returns whether a removal that failed may have restored sites.
+fn is_partly_removed(error: &Error) -> bool {
+    matches!(error.effect(), Effect::HalfChanged | Effect::StillMapped)
+}
+
+fn is_follower_lost(error: &Error) -> bool {
+    let kind = error.kind();
+    matches!(kind, ErrorKind::Process(ProcessError::FollowerLost))
+}
