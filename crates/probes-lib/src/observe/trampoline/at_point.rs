@@ -7,9 +7,10 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{IcedError, Register};
 
+use super::SavedRegister;
+use super::emit::load;
 use super::readable::{unless_kernel_reads, unless_listed};
 use super::stack_room::{RED_ZONE, unless_room_on_stack};
-use super::{SavedRegister, load};
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::role::{MemorySource, STACK_OFFSET_LIMIT};

@@ -34,15 +34,16 @@ use iced_x86::{Code, IcedError, Instruction};
 
 mod slow_call;
 
+use super::SAVED_IF_TIMED;
 use super::at_point::PointContext;
 use super::callers;
+use super::emit::word_at;
+use super::emit::{at_address, load, offset, spread, unless_in_range};
 use super::filter;
 use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
 use super::saved::{SaveArea, Saving};
 use super::stack_info::{FIBER, UPPER_END};
-use super::word_at;
-use super::{SAVED_IF_TIMED, at_address, load, offset, spread, unless_in_range};
 use super::{keys, values};
 use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};

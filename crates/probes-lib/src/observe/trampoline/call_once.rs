@@ -13,7 +13,9 @@
 use iced_x86::code_asm::{CodeAssembler, eax, rax, rcx};
 use iced_x86::{Code, Instruction, Register};
 
-use super::{DoesNotFit, at_address, with_displaced};
+use super::DoesNotFit;
+use super::emit::at_address;
+use super::function::with_displaced;
 use crate::address::{LiveAddr, LoadBias};
 use crate::observe::layout::arena::LINE;
 use crate::observe::observation::CallOnce;
@@ -58,5 +60,5 @@ pub(super) fn code(
     a.set_label(&mut later)?;
     // A label needs an instruction.
     a.nop()?;
-    with_displaced(a.assemble(at.0)?, at, site, bias)
+    with_displaced(a.assemble(at.0)?, at, (site, bias))
 }

@@ -24,11 +24,9 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, Code, Encoder, IcedError, Instruction, Register};
 
-use super::word_at;
-use super::{
-    DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, add, at_address, by_address,
-    locked_increment, spread_of,
-};
+use super::emit::word_at;
+use super::emit::{add, at_address, by_address, locked_increment, spread_of};
+use super::{DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister};
 use crate::address::LiveAddr;
 use crate::observe::layout::arena::{Arena, ROUTINE_LEN};
 use crate::observe::layout::rows::{

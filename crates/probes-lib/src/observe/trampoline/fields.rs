@@ -21,7 +21,7 @@ use iced_x86::code_asm::{
     r9b, r9d, rax, rbx, rcx, rdi, rdx, rsi, sil,
 };
 
-use super::load;
+use super::emit::load;
 use super::readable::{unless_listed, unless_of_values};
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::{SharedLayout, fields, record};

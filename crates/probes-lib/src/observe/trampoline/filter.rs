@@ -16,8 +16,9 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::at_point::{PointContext, low};
+use super::emit::{load, offset};
 use super::readable::{check_validity, unless_kernel_reads, unless_listed, unless_of_values};
-use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, load, offset};
+use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister};
 use crate::address::PAGE;
 use crate::expression::typed::{
     Calculation, DOUBLE_ARRAY_TAG, DOUBLE_TAG, Float, INT_TAG, KeyPart, NO_SCAN_TAG, Number,

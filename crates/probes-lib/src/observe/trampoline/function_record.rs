@@ -18,7 +18,10 @@ use iced_x86::code_asm::{
     rdi, rdx, rsi, rsp, sil,
 };
 
+use super::SAVED_IF_TIMED;
 use super::at_point::PointContext;
+use super::emit::word_at;
+use super::emit::{load, locked_increment};
 use super::fields::FieldCopies;
 use super::filter;
 use super::readable::{unless_kernel_reads, unless_readable, unless_valid_at_record};
@@ -26,8 +29,6 @@ use super::record;
 use super::sampling;
 use super::saved::{LockedRegisters, SaveArea, Saving};
 use super::stack_info;
-use super::word_at;
-use super::{SAVED_IF_TIMED, load, locked_increment};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
 use crate::observe::role::{

@@ -5,7 +5,7 @@ use iced_x86::code_asm::{
     CodeAssembler, cl, dword_ptr, eax, ecx, edx, qword_ptr, rax, rbx, rcx, rdx,
 };
 
-use super::{offset, spread};
+use super::emit::{offset, spread};
 use crate::observe::layout::histogram::LONGEST_BITS;
 
 /// The histograms of a pair or a function: one for each group of threads.

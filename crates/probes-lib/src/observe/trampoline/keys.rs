@@ -19,9 +19,9 @@ use iced_x86::code_asm::{
 };
 
 use super::at_point::PointContext;
+use super::emit::word_at;
+use super::emit::{load, offset, spread_of};
 use super::filter;
-use super::word_at;
-use super::{load, offset, spread_of};
 use crate::expression::typed::{KeyPart, Text};
 use crate::observe::layout::keys::{self, KeysLayout, TRIED, histograms, slot, text};
 use crate::observe::layout::rows::STACK_PART_BITS;

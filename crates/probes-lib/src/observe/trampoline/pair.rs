@@ -11,13 +11,14 @@ use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, dword_ptr, eax, edx, qword_ptr, r8, r9, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
+use super::Pointers;
 use super::at_point::PointContext;
+use super::emit::word_at;
+use super::emit::{find_shared_and_time, offset, spread, unless_in_range};
 use super::filter;
 use super::histogram::{self, Histograms};
 use super::keys;
 use super::values;
-use super::word_at;
-use super::{Pointers, find_shared_and_time, offset, spread, unless_in_range};
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::histogram::{HISTOGRAM_LEN, PRECISION};
 use crate::observe::layout::pair_slots::{SLOT_BITS, SLOT_LEN, SLOT_LEN_BITS, SLOTS_TRIED, slot};

@@ -8,11 +8,11 @@ use iced_x86::code_asm::{
 };
 
 use super::at_point::PointContext;
+use super::emit::word_at;
+use super::emit::{offset, spread};
 use super::fields::FieldCopies;
 use super::readable::{unless_readable_value, unless_valid_at_record};
 use super::stack_copy::{self, StackCopy};
-use super::word_at;
-use super::{offset, spread};
 use crate::expression::typed::NO_SCAN_TAG;
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::layout::shared::{self, HEADER_LEN, SharedLayout, record};

@@ -14,7 +14,7 @@ use std::num::NonZeroU64;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel, eax, rax, rdx};
 use iced_x86::{Code, IcedError, Instruction, Register};
 
-use super::at_address;
+use super::emit::at_address;
 use crate::address::LiveAddr;
 
 /// Emits the code that counts the hit in the counter at `counter`, and jumps to `otherwise` unless its number is a

@@ -12,8 +12,9 @@ use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, CodeLabel, qword_ptr, 
 use iced_x86::{Code, IcedError, Instruction, Register};
 
 use super::at_point::{PointContext, SavedAt};
+use super::emit::{at_address, load, locked_increment};
 use super::stack_room::unless_room_on_stack;
-use super::{SAVED_IF_TIMED, SavedRegister, at_address, load, locked_increment};
+use super::{SAVED_IF_TIMED, SavedRegister};
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::SharedLayout;
 

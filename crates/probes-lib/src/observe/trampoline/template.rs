@@ -11,7 +11,8 @@ use iced_x86::{
 };
 
 use super::count::{CountPointers, emit_slow_path, lookup};
-use super::{DoesNotFit, SAVED_IF_COUNTED, add, at_address, jump_to, spread_of};
+use super::emit::{add, at_address, jump_to, spread_of};
+use super::{DoesNotFit, SAVED_IF_COUNTED};
 use crate::address::LiveAddr;
 use crate::observe::layout::rows::{CLAIM_BITS, CLAIM_LEN_BITS, Rows, claim};
 

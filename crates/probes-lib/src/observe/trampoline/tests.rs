@@ -4,18 +4,23 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use iced_x86::Register;
 use test_support::Scratch;
 
+use super::call::{CallEnd, TimedCalls};
+use super::function_record::RecordPointers;
+use super::probe_site::PUSHED;
+use super::saved::LockedRegisters;
 use super::*;
 use crate::observe::frame_id::FrameId;
-use crate::observe::layout::arena::HeaderVersion;
+use crate::observe::layout::arena::{HeaderVersion, LINE, TAIL_LEN};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::shared::{MAX_ARGUMENTS, record};
 use crate::observe::point::{Point, PointKind};
 use crate::observe::role::{ArgumentSource, Marks, PairEnd, StackKind, TimedRole, WatchRole};
 use crate::patch_plan::displaced::ExitKind;
 use crate::process::tool::new_id;
-use crate::site::JMP;
+use crate::site::{JMP, RET};
 use crate::testing::program_with_probes;
 
 mod listings;
@@ -47,7 +52,7 @@ fn listing(role: &Role, layout: SharedLayout) -> Vec<String> {
 }
 
 fn enabled_trampoline(role: &Role, layout: SharedLayout) -> Vec<u8> {
-    let len = len(role, layout).unwrap();
+    let len = probe_site::len(role, layout).unwrap();
     let mut code = site(len, role, &pointers(layout)).unwrap();
     assert_eq!((code.len() as u64, len % LINE), (len, 0));
     let tail = (len - TAIL_LEN) as usize;
@@ -470,7 +475,7 @@ fn every_trampoline_fits_beside_any_others() {
     for (role, likes) in roles_and_variants() {
         for like in &likes {
             for both in [[&role, like], [like, &role]] {
-                let len = longest_of_sites(both.into_iter(), layout).unwrap();
+                let len = probe_site::longest(both.into_iter(), layout).unwrap();
                 assert_fits(&role, len, layout);
                 assert_fits(like, len, layout);
             }
@@ -484,7 +489,8 @@ fn assert_fits(role: &Role, len: u64, layout: SharedLayout) {
             point,
             ..pointers(layout)
         };
-        let recording = recording(AT, role, &pointers, AT.plus(len - TAIL_LEN)).unwrap();
+        let recording =
+            probe_site::recording(AT, role, &pointers, AT.plus(len - TAIL_LEN)).unwrap();
         assert!(
             recording.len() as u64 + TAIL_LEN <= len,
             "{role:?} in {len}"
@@ -510,7 +516,7 @@ fn oversized_trampoline_is_not_truncated() {
     };
     let pointers = pointers(layout);
     let of_len = |len| site(len, &role, &pointers);
-    let far = len(&role, layout).unwrap();
+    let far = probe_site::len(&role, layout).unwrap();
     let needed = (0..far).rev().find(|len| of_len(*len).is_err()).unwrap() + 1;
     assert!(needed > 200);
     for len in 0..needed {
@@ -523,7 +529,9 @@ fn oversized_trampoline_is_not_truncated() {
 
 /// The trampoline of a site.
 fn site(len: u64, role: &Role, pointers: &Pointers) -> Result<Vec<u8>, DoesNotFit> {
-    trampoline(AT, len, WRAPPER, |tail| recording(AT, role, pointers, tail))
+    probe_site::code(AT, len, WRAPPER, |tail| {
+        probe_site::recording(AT, role, pointers, tail)
+    })
 }
 
 #[test]
@@ -602,7 +610,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
             // It is made from a template, and is what the assembler would make.
             let at = arena.trampoline(index);
             let pointers = Pointers::of(&arena, index, &arena);
-            let assembled = recording(at, role, &pointers, arena.tail(index)).unwrap();
+            let assembled = probe_site::recording(at, role, &pointers, arena.tail(index)).unwrap();
             let of_template = &code[(at.0 - arena.code.0) as usize..];
             assert_eq!(assembled, of_template[..assembled.len()]);
         }

@@ -10,8 +10,9 @@ use iced_x86::code_asm::{
 };
 
 use super::at_point::PointContext;
+use super::emit::{load, offset, spread_of, sub};
 use super::filter;
-use super::{SAVED_IF_TIMED, SavedRegister, histogram, keys, load, offset, spread_of, sub};
+use super::{SAVED_IF_TIMED, SavedRegister, histogram, keys};
 use crate::observe::buckets::Linear;
 use crate::observe::layout::rows::STACK_PART_BITS;
 use crate::observe::layout::values::header;

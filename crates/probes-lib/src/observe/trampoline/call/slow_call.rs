@@ -7,15 +7,15 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::super::at_point::PointContext;
+use super::super::emit::word_at;
 use super::super::record;
 use super::super::stack_copy::{self, StackCopy};
-use super::super::word_at;
 use super::{Calls, DEPTH_AT, before, is_on_fiber, last_call, last_flags};
 use crate::observe::layout::calls::call_slot;
 use crate::observe::layout::shared::{SLOW_FROM, record as layout_of};
 use crate::observe::layout::stack_copies::{KEPT, StackCopies};
 use crate::observe::role::{ArgumentSource, WatchRole};
-use crate::observe::trampoline::offset;
+use crate::observe::trampoline::emit::offset;
 use crate::patch_plan::displaced::ExitKind;
 
 /// Emits the code that keeps the arguments with the call in the slot; rcx has the address of the call. Uses rdi.

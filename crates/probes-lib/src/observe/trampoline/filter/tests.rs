@@ -894,7 +894,7 @@ fn compiled_and_interpreted_times_agree() {
     use std::time::Duration;
 
     use crate::observe::layout::shared::{TIMES_FROM, TIMES_MANY};
-    use crate::observe::trampoline::unless_in_range;
+    use crate::observe::trampoline::emit::unless_in_range;
 
     let code = finished(
         &SAVED_IF_TIMED,

@@ -27,7 +27,7 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::super::at_point::PointContext;
-use super::super::word_at;
+use super::super::emit::word_at;
 use super::locate_start;
 use crate::observe::frame_id::FrameId;
 use crate::observe::layout::pair_slots::slot;

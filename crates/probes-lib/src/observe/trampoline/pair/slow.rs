@@ -8,10 +8,11 @@ use iced_x86::code_asm::{
 };
 
 use super::super::at_point::PointContext;
+use super::super::emit::offset;
+use super::super::emit::word_at;
 use super::super::fields::FieldCopies;
 use super::super::function_record::Arguments;
-use super::super::word_at;
-use super::super::{offset, record};
+use super::super::record;
 use crate::observe::layout::kept_starts::{DEPTH_BITS, INCOMPLETE, KEY_BITS};
 use crate::observe::layout::pair_slots::SLOT_LEN_BITS;
 use crate::observe::layout::shared::{SLOW_FROM, SharedLayout, TID_AT, record as layout_of};

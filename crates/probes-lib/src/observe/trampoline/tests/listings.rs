@@ -6,8 +6,11 @@ use std::num::NonZeroU64;
 
 use test_support::{Talker, fixture};
 
+use super::super::call::{CallEnd, TimedCalls};
+use super::super::function::FunctionCode;
+use super::super::function_record::{RecordPointers, RecordedEvent};
 use super::*;
-use crate::address::{CodeRange, FileAddr};
+use crate::address::{CodeRange, FileAddr, LoadBias};
 use crate::expression::{Expression, Keys, Parameter, ParameterKind, Scope};
 use crate::observe::functions::ObservedFunctions;
 use crate::observe::layout::calls::CallsLayout;
@@ -17,17 +20,13 @@ use crate::observe::layout::stack_copies::{FiberFields, StackCopies};
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::{
-    ArgumentFormat, FilterRole, HistogramRole, IntegerRole, KeyRole, MemorySource, PairFilter,
-    WatchedFunction, Words,
+    ArgumentFormat, ExitsRole, FilterRole, FunctionPart, HistogramRole, IntegerRole, KeyRole,
+    MemorySource, PairFilter, WatchedFunction, Words,
 };
 use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::Code;
+use crate::patch_plan::site::PatchSite;
 use crate::select::function::FunctionSelector;
-
-const LOCKED: LockedRegisters = LockedRegisters {
-    at: LiveAddr(0x5555_0000_0800),
-    lost: LiveAddr(0x5555_0000_0900),
-};
 
 const FIBERS: FiberFields = FiberFields {
     current_stack: 0x28,
@@ -38,15 +37,24 @@ const ON_FIBER: StackKind = StackKind::OfFiber {
     current_stack: FIBERS.current_stack,
 };
 
-fn record_pointers(layout: SharedLayout) -> RecordPointers {
-    RecordPointers {
-        shared: LiveAddr(0x5555_0000_0030),
+fn function_pointers(layout: SharedLayout) -> FunctionPointers {
+    FunctionPointers {
+        of_point: pointers(layout),
+        counter: LiveAddr(0x5555_0000_0d00),
         in_program: LiveAddr(0x5555_0000_0018),
-        layout,
-        untyped: LiveAddr(0x5555_0000_0b00),
-        sampled: LiveAddr(0x5555_0000_0c00),
-        saved: LOCKED,
+        saved_registers: LiveAddr(0x5555_0000_0800),
     }
+}
+
+fn record_pointers(layout: SharedLayout) -> RecordPointers {
+    function_pointers(layout).of_record()
+}
+
+/// Returns the trampoline at `AT` of a place in a function that does more than count.
+fn of_function(site: &PatchSite, role: &Role, layout: SharedLayout) -> FunctionCode {
+    let pointers = function_pointers(layout);
+    let made = function::code(AT, (site, LoadBias::NONE), role, &pointers);
+    made.unwrap().unwrap()
 }
 
 fn timed_layout(of_self: bool, by_caller: bool) -> SharedLayout {
@@ -492,11 +500,7 @@ fn keyed_layout(keys: &KeyRole, have_histograms: bool) -> SharedLayout {
 #[test]
 fn trampolines_of_functions_that_are_asked_are_golden() {
     let made = |site: &PatchSite, role: &Role, layout| {
-        let pointers = pointers(layout);
-        let counter = LiveAddr(0x5555_0000_0d00);
-        let site = (site, LoadBias::NONE);
-        let made = of_filtered_function(AT, site, role, &pointers, (LOCKED, counter));
-        let (code, copy) = made.unwrap();
+        let (code, copy) = of_function(site, role, layout);
         // All displaced instructions are in the trampoline.
         assert!(copy.moves().count() >= 2, "{role:?}");
         listed(&code, AT)
@@ -580,8 +584,8 @@ fn trampolines_of_paired_sites_are_golden() {
         ..paired_role()
     };
     let site = short_site(false);
-    let made = of_paired_site(AT, (&site, LoadBias::NONE), &role, &pointers(layout)).unwrap();
-    assert_golden("listings/paired_by_key.txt", &listed(&made.0, AT));
+    let (code, _) = of_function(&site, &role, layout);
+    assert_golden("listings/paired_by_key.txt", &listed(&code, AT));
     // Two that it stops: the key of the second one is found again.
     let stops = Role {
         ends: vec![PairEnd::Stop(0), PairEnd::Stop(1)],
@@ -787,14 +791,12 @@ fn longest_trampoline_is_room_for_all_functions() {
 fn calls_and_exits_are_recorded_where_they_are() {
     let site = short_site(false);
     let layout = recorded_layout(StackCopies::None);
-    let pointers = record_pointers(layout);
     let made = |function: WatchedFunction| {
         let role = Role {
             watched: Some(watch_role(function, &[])),
             ..Role::default()
         };
-        let made = of_recorded_function(AT, (&site, LoadBias::NONE), &role, pointers);
-        made.unwrap().0.len()
+        of_function(&site, &role, layout).0.len()
     };
     let part = |part, has_results, exits_on| WatchedFunction {
         has_results,
@@ -934,7 +936,7 @@ fn lengths_of_functions_are_those_of_their_code() {
     let template = templates.of_function(false);
     for (site, alignment) in [(short_site(false), 0), (calling, 7)] {
         let at = LiveAddr(site.address().0);
-        let len = |role: &Role| len_of_function(&site, LoadBias::NONE, role, layout, template);
+        let len = |role: &Role| function::len((&site, LoadBias::NONE), role, layout, template);
         let of_code = |len: usize| (len + alignment).next_multiple_of(LINE as usize) as u64;
         let copy = site.copy_at(LoadBias::NONE, at).unwrap();
         let counted = template.len() + copy.code().len();
@@ -945,10 +947,13 @@ fn lengths_of_functions_are_those_of_their_code() {
                 filter: Some(filter(&vec!["arg1 > 3"; terms].join(" && "))),
                 ..Role::default()
             };
-            let site = (&site, LoadBias::NONE);
-            let (pointers, locked) = (pointers(layout), (LOCKED, LOCKED.lost));
-            let made = of_filtered_function(at, site, &role, &pointers, locked);
-            assert_eq!(len(&role), of_code(made.unwrap().0.len()), "{terms}");
+            let pointers = function_pointers(layout);
+            let made = function::code(at, (&site, LoadBias::NONE), &role, &pointers);
+            assert_eq!(
+                len(&role),
+                of_code(made.unwrap().unwrap().0.len()),
+                "{terms}"
+            );
         }
     }
 }
