@@ -91,7 +91,7 @@ impl Failure {
     /// An observation of a process could not be removed. This is [`Failure::NotRemoved`] only if we still
     /// observe the process: not if another observer has replaced this one, or if only memory is left.
     pub(crate) fn of_removal(pid: i32, error: Error) -> Failure {
-        if is_replaced(&error) || error.effect() == Effect::StillMapped {
+        if error.is_replaced() || error.effect() == Effect::StillMapped {
             Failure::Target(CommandTarget::Process(pid), error)
         } else {
             Failure::NotRemoved(pid, error)
@@ -161,9 +161,17 @@ impl Failure {
             Failure::Target(operand, error) => hint::of(error, operand),
             // It is about no process.
             Failure::Survey(error) => hint::of(error, &CommandTarget::Process(0)),
-            Failure::NotUndone(error, hint) if error.is_transient() => Some(format!(
-                "once no other tool traces, stops or updates it, {hint}; with -live, at once"
-            )),
+            Failure::NotUndone(error, hint) if error.is_transient() => {
+                // An update of another tool has to be waited for even so.
+                let at_once = if error.is_being_updated() || hint.contains(" -live ") {
+                    ""
+                } else {
+                    "; with -live, at once"
+                };
+                Some(format!(
+                    "once no other tool traces, stops or updates it, {hint}{at_once}"
+                ))
+            }
             Failure::NotUndone(_, hint) => Some(hint.clone()),
             Failure::NotRemoved(pid, error) => Some(format!(
                 "`{}ocaml-probes observe -clean -pid {pid}` removes the observation",
@@ -319,12 +327,6 @@ pub(crate) fn exit_or_exec(error: &Error) -> Option<&'static str> {
         return Some("has executed a new program");
     }
     error.is_gone().then_some("has exited")
-}
-
-/// Whether another tool has taken over a process that we observed.
-pub(crate) fn is_replaced(error: &Error) -> bool {
-    let kind = error.kind();
-    matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
 }
 
 /// Whether a process is refused only because it has no probes, or the notes of its probes cannot be used: it may have

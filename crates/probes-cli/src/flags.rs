@@ -41,7 +41,7 @@ pub(crate) use forked::ForkedFlag;
 pub(crate) use function_selection::{
     FunctionArgument, FunctionList, FunctionOrCollectorFlags, ends_part, functions,
 };
-pub(crate) use keys::{CountedBy, KeyFlags};
+pub(crate) use keys::KeyFlags;
 pub(crate) use misplaced::Misplaced;
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{OverFlag, Pair, PairFlags, PairKeyFlag, pair};
@@ -58,6 +58,5 @@ pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, UsdtFlags, provider, usdt_name};
 pub(crate) use wanted_histogram::{
     HistogramFlags, HistogramSource, HistogramSourceFlags, LATENCY_COMMAND, NEEDS_OF,
-    WantedHistogram,
 };
 pub(crate) use watched::{CallFlags, Watched, WatchedFlags};

@@ -16,10 +16,12 @@ mod interruptible_output;
 mod messages;
 mod output;
 mod progress;
+mod question;
 mod replacement;
 mod search_path;
 mod signals;
 mod spelling;
+mod status_line;
 mod text;
 mod usage;
 

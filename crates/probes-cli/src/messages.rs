@@ -5,7 +5,7 @@ use std::io::{Write, stderr};
 
 use crate::failure::Failure;
 use crate::output::{self, MessageKind, WarningKind};
-use crate::progress;
+use crate::status_line;
 use crate::text::Escaped;
 
 /// How much to write to standard error.
@@ -145,7 +145,7 @@ impl Messages {
                 std::iter::once(line).chain(marked).chain(hint).collect()
             }
         };
-        progress::erase();
+        status_line::erase();
         for line in lines {
             // Each line by one write, because a traced program may write to the same place. If standard
             // error is closed, there is no place to report that.

@@ -1,7 +1,6 @@
 //! Shows the progress of long work on a terminal, and nothing elsewhere.
 
-use std::io::{IsTerminal, Write, stderr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::{IsTerminal, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 use crate::messages::Messages;
+use crate::status_line;
 
 /// How often a line is written at most.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -43,32 +43,14 @@ impl Progress {
             return;
         }
         self.written = Some(Instant::now());
-        IS_SHOWN.store(true, Ordering::Relaxed);
-        write(&line());
+        status_line::replace(&line());
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        erase();
+        status_line::erase();
     }
-}
-
-/// Whether a line is on the terminal.
-static IS_SHOWN: AtomicBool = AtomicBool::new(false);
-
-/// Erases the line, if there is one: something else is about to be written in its place.
-pub(crate) fn erase() {
-    if IS_SHOWN.swap(false, Ordering::Relaxed) {
-        write("");
-    }
-}
-
-/// Replaces the line, also what the terminal has written behind it (`^C`).
-fn write(line: &str) {
-    const ERASE_TO_END: &str = "\x1b[K";
-    // An error means that the terminal is gone.
-    let _ = write!(stderr(), "\r{line}{ERASE_TO_END}");
 }
 
 /// Work that cannot say how far it is: a line says that it goes on.

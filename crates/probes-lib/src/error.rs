@@ -320,6 +320,31 @@ impl Error {
         matches!(self.kind(), ErrorKind::Process(ProcessError::Executed))
     }
 
+    /// Whether the program that was meant is not there any more: the process is gone, or it executed a new program.
+    pub fn is_program_gone(&self) -> bool {
+        self.is_gone() || self.is_exec()
+    }
+
+    /// Whether another observer has replaced the one that failed: [`ObserveError::Replaced`].
+    pub fn is_replaced(&self) -> bool {
+        matches!(
+            self.kind(),
+            ErrorKind::Observe(ObserveError::Replaced { .. })
+        )
+    }
+
+    /// Whether a program or file has no probes: [`ProbeError::NoProbes`].
+    pub(crate) fn has_no_probes(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Probe(ProbeError::NoProbes { .. }))
+    }
+
+    /// Whether a program has no site of a probe: it has no probes, or its probes are bytecode
+    /// ([`ProcessError::Bytecode`]).
+    pub(crate) fn has_no_sites(&self) -> bool {
+        let is_bytecode = matches!(self.kind(), ErrorKind::Process(ProcessError::Bytecode));
+        is_bytecode || self.has_no_probes()
+    }
+
     /// Whether a probe was asked for that is not there: [`ProbeError::NoProbes`],
     /// [`ProbeError::Unknown`], [`ProbeError::NoMatch`]. It may come with an object that is loaded
     /// later, or with a program that is executed.

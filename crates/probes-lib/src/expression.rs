@@ -30,6 +30,9 @@ use self::times::TimeRange;
 use self::typed::{KeyPart, MAX_REGISTERS};
 pub use self::types::{Filter, IntegerExpression, Parameter, ParameterKind, Scope};
 
+/// How many arguments of a hit are recorded at most, and of how many of a function it is known where they are.
+pub(crate) const MAX_ARGUMENTS: usize = 6;
+
 /// The longest expression, in bytes.
 pub(crate) const MAX_LEN: usize = 4096;
 

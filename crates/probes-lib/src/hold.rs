@@ -1,7 +1,7 @@
 //! [`Hold`]: an update that is to be given back, and is recorded so that others can do it if its holder is
 //! killed. The facade of `update::holds`.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::select::{Actions, choose, choose_undo};
 use crate::target::Target;
 use crate::update::holds::journal::{HoldChange, HoldJournal};
@@ -52,10 +52,7 @@ impl Hold {
         let undo = |program: &_| choose_undo(program, &self.report.applied);
         let hold = Some((&self.record, HoldChange::GiveBack));
         let undone = self.target.carry_out(&undo, options, hold);
-        if undone
-            .as_ref()
-            .is_err_and(|error| error.is_gone() || error.is_exec())
-        {
+        if undone.as_ref().is_err_and(Error::is_program_gone) {
             self.record.remove();
         }
         undone

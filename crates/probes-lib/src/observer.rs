@@ -12,7 +12,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
-use crate::error::{Error, ErrorKind, ObserveError, Result};
+use crate::error::{Error, ObserveError, Result};
 use crate::events_switch::EventsSwitch;
 use crate::functions::Functions;
 use crate::observe::RefusedFunction;
@@ -317,7 +317,7 @@ impl Observer {
         self.look_for_gaps();
         if let Err(error) = self.renew_pages() {
             // What has been recorded in a shared file can still be read.
-            if self.active.data.is_none() || !is_replaced(&error) {
+            if self.active.data.is_none() || !error.is_replaced() {
                 return Err(self.target.opened.executed_or(error));
             }
         }
@@ -459,14 +459,9 @@ fn source_of<'d>(
 fn refuse_taken_over(target: &Target, memory: &ProcessMemory, arenas: &[Arena]) -> Result<()> {
     let process = target.opened.process();
     let checked = refuse_replaced(process, memory, arenas);
-    if !checked.as_ref().is_err_and(is_replaced) {
+    if !checked.as_ref().is_err_and(Error::is_replaced) {
         return checked;
     }
     let _lock = UpdateLock::wait(process, Instant::now() + TAKING_OVER);
     refuse_replaced(process, memory, arenas)
-}
-
-fn is_replaced(error: &Error) -> bool {
-    let kind = error.kind();
-    matches!(kind, ErrorKind::Observe(ObserveError::Replaced { .. }))
 }

@@ -21,6 +21,7 @@ pub(crate) mod code;
 pub(crate) mod displaced;
 mod exits;
 mod flags;
+mod instruction;
 pub(crate) mod jump;
 mod mmx;
 mod object;
@@ -37,8 +38,9 @@ use iced_x86::{Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
-use code::{Body, Code, is_straight};
+use code::{Body, Code};
 use exits::Exits;
+use instruction::is_straight;
 use jump::Jump;
 use place::Swept;
 use site::PatchSite;

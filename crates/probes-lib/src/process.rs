@@ -243,7 +243,7 @@ impl Process {
     pub(crate) fn is_exiting_in(&self, directory: &str) -> bool {
         match self.read(&format!("{directory}/stat")) {
             Ok(stat) => status::is_exiting(&stat),
-            Err(error) => is_gone(&error),
+            Err(error) => is_task_gone(&error),
         }
     }
 
@@ -372,7 +372,7 @@ impl Process {
                 Ok(Some(found)) => return Ok(found),
                 // To users other than root, the kernel denies the memory of an exiting thread
                 // instead of reporting that it is gone.
-                Err(error) if !is_gone(&error) && !self.is_exiting(tid) => return Err(error),
+                Err(error) if !is_task_gone(&error) && !self.is_exiting(tid) => return Err(error),
                 Ok(None) | Err(_) => {}
             }
         }
@@ -432,7 +432,7 @@ impl Process {
 
     /// Returns the error for a failed read of /proc: usually, that the process has exited.
     pub(crate) fn exited_or(&self, source: io::Error) -> Error {
-        if is_gone(&source) {
+        if is_task_gone(&source) {
             return Error::of_process(self.pid, ProcessError::Exited);
         }
         Error::of_call(self.pid, Operation::Read, source)
@@ -498,7 +498,7 @@ impl ThreadList {
 }
 
 /// Returns whether opening or reading failed because there is no such process or thread any more.
-pub(crate) fn is_gone(error: &io::Error) -> bool {
+pub(crate) fn is_task_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error().map(Errno::from_raw),
         Some(Errno::ENOENT | Errno::ESRCH)

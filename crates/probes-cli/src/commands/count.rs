@@ -19,12 +19,13 @@ use super::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, Counted, CountedBy, CountedFlags, DurationFlag, EventsOr, EventsOrHits, FilterFlags,
-    ForkedFlag, KeyFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, duration,
+    Checked, Counted, CountedFlags, DurationFlag, EventsOr, EventsOrHits, FilterFlags, ForkedFlag,
+    KeyFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, duration,
     with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail, FunctionSources};
+use crate::question::CountedBy;
 use crate::text::number_of;
 use crate::usage::UsageError;
 

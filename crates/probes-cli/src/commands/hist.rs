@@ -18,12 +18,12 @@ use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, Counted, CountedBy, DurationFlag, FilterFlags, ForkedFlag, HistogramSource,
-    HistogramSourceFlags, KeyFlags, OutputFlags, SeccompFlag, TakeOver, TargetSelection,
-    WantedHistogram, duration, with_regexp_help,
+    Checked, Counted, DurationFlag, FilterFlags, ForkedFlag, HistogramSource, HistogramSourceFlags,
+    KeyFlags, OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{HistogramReading, Histograms, KeyedQuestion};
+use crate::question::{CountedBy, WantedHistogram};
 use crate::usage::UsageError;
 
 const HELP: &str = "\

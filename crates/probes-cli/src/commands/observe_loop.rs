@@ -6,7 +6,7 @@ use std::iter;
 use std::slice;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Observation, Observer, Options, Target};
+use probes_lib::{Error, Observation, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
 use super::gaps::{GapWarning, Gaps};
@@ -15,7 +15,7 @@ use super::step_failures::StepFailures;
 use super::undo::retry;
 use crate::clock::thread_time;
 use crate::destination::Output;
-use crate::failure::{Failure, exit_or_exec, is_replaced};
+use crate::failure::{Failure, exit_or_exec};
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::WarningKind;
@@ -171,8 +171,8 @@ impl<'o> ObservationLoop<'o> {
                     warn_of_unread_end(&self.output.messages, &subject, self.read_at, lasted);
                 } else {
                     // The earlier error is more likely to name the observer that replaced this one.
-                    let error = read_error.filter(is_replaced).unwrap_or(error);
-                    let why = if is_replaced(&error) {
+                    let error = read_error.filter(Error::is_replaced).unwrap_or(error);
+                    let why = if error.is_replaced() {
                         format!("another tool observes process {pid} now")
                     } else {
                         format!("process {pid} cannot be read any more")

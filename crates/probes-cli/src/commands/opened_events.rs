@@ -5,7 +5,9 @@ use std::iter;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Error, Glob, Options, RuntimeEvents, SelectedEvents, SwitchedEvents, Target};
+use probes_lib::{
+    Error, ErrorKind, Glob, Options, RuntimeEvents, SelectedEvents, SwitchedEvents, Target,
+};
 
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -103,7 +105,9 @@ impl OpenedEvents {
         let are_paused = self.switched.is_none() && self.events.are_paused();
         match target.check_events() {
             Ok(true) if !are_paused => self.missed_meanwhile(),
-            Err(error) if error.is_gone() || error.is_exec() => self.missed_meanwhile(),
+            Err(error) if error.is_program_gone() => self.missed_meanwhile(),
+            // That could not be found out, because too many files are open, for example.
+            Err(error) if matches!(error.kind(), ErrorKind::System(_)) => self.missed_meanwhile(),
             checked => Some(Missed::UntilNow {
                 can_be_switched_on: matches!(checked, Ok(false)),
             }),
@@ -210,7 +214,7 @@ fn first_or_both(failure: Failure, then: Result<(), Failure>, messages: &Message
 
 fn switch_off(pid: i32, switched: &mut SwitchedEvents) -> Result<(), Failure> {
     match switched.switch_off() {
-        Err(error) if !(error.is_gone() || error.is_exec()) => Err(Failure::of_removal(pid, error)),
+        Err(error) if !error.is_program_gone() => Err(Failure::of_removal(pid, error)),
         _ => Ok(()),
     }
 }

@@ -7,7 +7,8 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Events, FunctionSelector, Launch, Observation, ObservationReport, Observer, Selector, Target,
+    Error, Events, FunctionSelector, Launch, Observation, ObservationReport, Observer, Selector,
+    Target,
 };
 
 use super::changes::print_started;
@@ -26,11 +27,11 @@ use super::until_exit::{Waiter, wait_and_record};
 use super::wait::Wait;
 use super::watch::{HitPrinter, note_unknown_arguments};
 use crate::destination::Output;
-use crate::failure::{Failure, is_replaced};
+use crate::failure::Failure;
 use crate::flags::{
-    CallFlags, Checked, CountedBy, FieldFlags, FilterFlags, Flags, FunctionOrCollectorFlags,
-    HistogramFlags, KeyFlags, NEEDS_OF, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag,
-    UsdtFlags, WantedHistogram, by_name, each_once, pair, probe_name,
+    CallFlags, Checked, FieldFlags, FilterFlags, Flags, FunctionOrCollectorFlags, HistogramFlags,
+    KeyFlags, NEEDS_OF, OverFlag, Pair, PairKeyFlag, PathFlags, SampleFlag, UsdtFlags, by_name,
+    each_once, pair, probe_name,
 };
 use crate::messages::Messages;
 use crate::output::{
@@ -38,6 +39,7 @@ use crate::output::{
     KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion, KeyedReading, KeyedReport,
     Latencies, LatencyReading, PathForm, ReportedFigures, TimesAsked,
 };
+use crate::question::{CountedBy, WantedHistogram};
 
 // What to observe of a program that is started.
 #[derive(Debug, clap::Args)]
@@ -518,7 +520,7 @@ impl<'l> ObservationPrinter<'l> {
         let removed = replaced.map_or_else(|| waiter.trace(|| observer.remove()), Err);
         let (observed, replaced) = match removed {
             Ok(observed) => (Ok(observed), None),
-            Err(error) if is_replaced(&error) => (recorded(&mut observer), Some(error)),
+            Err(error) if error.is_replaced() => (recorded(&mut observer), Some(error)),
             Err(error) => (Err(error), None),
         };
         match observed.map_err(Failure::of_process(pid)) {
@@ -660,7 +662,7 @@ impl<'l> ObservationPrinter<'l> {
             checked = Instant::now();
             let check = waiter.trace(|| observer.check());
             self.warn(observer);
-            if let Some(error) = check.err().filter(is_replaced) {
+            if let Some(error) = check.err().filter(Error::is_replaced) {
                 return Some(error);
             }
         }

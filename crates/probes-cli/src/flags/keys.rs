@@ -2,11 +2,12 @@
 
 use std::error::Error;
 
-use probes_lib::{BadExpression, Keys, Observation};
+use probes_lib::{BadExpression, Keys};
 
 use super::checked::Flags;
 use super::duration::positive;
 use super::misplaced::Misplaced;
+use crate::question::{ByKeys, CountedBy};
 
 /// The key that is not computed in the process, but found in the stacks that trampolines copy.
 const STACK: &str = "stack";
@@ -14,34 +15,15 @@ const STACK: &str = "stack";
 /// The key that is known outside of the process. An argument of that name is `(pid)`.
 const PID: &str = "pid";
 
-/// How many keys are shown without `-top`.
-const SHOWN: usize = 20;
-
 // `-by` and `-top`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct KeyFlags {
     /// By what EXPR is at each hit, such as arg0, caller; or stack
     #[arg(id = "by", long, value_name = "EXPR,...", value_parser = counted_by, allow_hyphen_values = true)]
-    by: Option<By>,
+    by: Option<ByKeys>,
     /// Show the N keys with most hits; 20 by default; JSON has all
     #[arg(long, value_name = "N", value_parser = positive)]
     top: Option<u64>,
-}
-
-/// A value of `-by`: maybe the pid, and maybe what is asked at each hit; or the stack.
-#[derive(Clone, Debug)]
-struct By {
-    by_pid: bool,
-    by_stack: bool,
-    keys: Option<Keys>,
-}
-
-/// What hits are counted by, and how many are shown.
-#[derive(Clone, Debug)]
-pub(crate) struct CountedBy {
-    by: By,
-    /// How many keys are shown, if `-top` says it.
-    top: Option<usize>,
 }
 
 impl Flags for KeyFlags {
@@ -57,85 +39,8 @@ impl Flags for KeyFlags {
     }
 }
 
-impl CountedBy {
-    /// By name, and all are shown: what hits of several processes are counted by without `-by`.
-    pub(crate) fn by_name() -> CountedBy {
-        CountedBy {
-            by: By {
-                by_pid: false,
-                by_stack: false,
-                keys: None,
-            },
-            top: Some(usize::MAX),
-        }
-    }
-
-    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
-        match &self.by.keys {
-            Some(keys) => observation.by(keys.clone()),
-            None => observation,
-        }
-    }
-
-    pub(crate) fn keys(&self) -> Option<&Keys> {
-        self.by.keys.as_ref()
-    }
-
-    /// Whether the only key is `caller`.
-    pub(crate) fn is_caller(&self) -> bool {
-        self.texts().eq(["caller"])
-    }
-
-    /// Whether processes are distinguished.
-    pub(crate) fn has_pid(&self) -> bool {
-        self.by.by_pid
-    }
-
-    /// Whether stacks are distinguished, and nothing else.
-    pub(crate) fn is_stack(&self) -> bool {
-        self.by.by_stack
-    }
-
-    /// Whether anything is asked at each hit.
-    pub(crate) fn has_expressions(&self) -> bool {
-        self.by.keys.is_some()
-    }
-
-    /// The keys as they were typed; `probe` is the last one if nothing is asked at each hit.
-    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
-        let pid = self.by.by_pid.then_some("pid");
-        let keys = self.by.keys.iter();
-        let keys = keys.flat_map(|it| it.expressions().map(|it| it.as_str()));
-        let name = (!self.has_expressions()).then_some("probe");
-        pid.into_iter().chain(keys).chain(name)
-    }
-
-    pub(crate) fn has_caller(&self) -> bool {
-        self.texts().any(|it| it == "caller")
-    }
-
-    /// How many keys are shown.
-    pub(crate) fn shown(&self) -> usize {
-        self.top.unwrap_or(SHOWN)
-    }
-
-    /// Refuses `-top`, if the answer has lines of names, all of which are shown, and none of keys.
-    pub(crate) fn refuse_top(&self) -> Result<(), String> {
-        match self.top {
-            Some(_) => {
-                let by: Vec<&str> = self.texts().filter(|&it| it != "probe").collect();
-                let by = by.join(",");
-                Err(format!(
-                    "-top is for keys: with -by {by}, all lines are shown"
-                ))
-            }
-            None => Ok(()),
-        }
-    }
-}
-
 /// Reads what hits are counted by. The pid comes first: it is no expression, but known outside of the process.
-fn counted_by(typed: &str) -> Result<By, Box<dyn Error + Send + Sync>> {
+fn counted_by(typed: &str) -> Result<ByKeys, Box<dyn Error + Send + Sync>> {
     let parts: Vec<&str> = Keys::split(typed).into_iter().map(str::trim).collect();
     let misplaced = |part: &str, message| {
         let start = part.as_ptr().addr() - typed.as_ptr().addr();
@@ -155,7 +60,7 @@ fn counted_by(typed: &str) -> Result<By, Box<dyn Error + Send + Sync>> {
         rest => rest.map(|(_, rest)| rest),
     };
     let keys = rest.map(keys).transpose()?;
-    Ok(By {
+    Ok(ByKeys {
         by_pid,
         by_stack,
         keys,

@@ -1,11 +1,12 @@
 //! What is to be timed: pairs of probes, and calls of functions.
 
+use crate::question::CountedBy;
 use probes_lib::{Expression, FunctionSelector, Observation};
 
 use super::checked::Flags;
 use super::filter::expression;
 use super::function_selection::FunctionFlags;
-use super::keys::{CountedBy, KeyFlags};
+use super::keys::KeyFlags;
 use super::pairs::{OverFlag, PairFlags, Pairs, UsdtPair, usdt_pair};
 use super::stack::{StackFlag, StackLimit};
 

@@ -3,12 +3,13 @@
 use std::error::Error;
 
 use clap::ArgMatches;
-use probes_lib::{Expression, Glob, Linear, Observation};
+use probes_lib::{Expression, Glob, Linear};
 
 use super::counted::{Counted, CountedFlags};
 use super::events::{EventFlags, refuse_beside_events};
 use super::filter::expression;
 use super::misplaced::Misplaced;
+use crate::question::WantedHistogram;
 
 // `-of` and `-linear`.
 #[derive(Debug, clap::Args)]
@@ -27,13 +28,6 @@ pub(crate) const NEEDS_OF: &str = "needs -of EXPR: what of each hit, such as arg
 /// The command that measures times.
 pub(crate) const LATENCY_COMMAND: &str =
     "`ocaml-probes latency -pid N -pair START,STOP` (or `-fn GLOBS`)";
-
-/// The expression whose values histograms are made of, and their buckets if these are linear.
-#[derive(Clone, Debug)]
-pub(crate) struct WantedHistogram {
-    pub(crate) expression: Expression,
-    pub(crate) linear: Option<Linear>,
-}
 
 impl HistogramFlags {
     /// Returns what is given; `None` without `-of`, even with `-linear`.
@@ -110,17 +104,6 @@ fn measured(typed: &str) -> Result<Expression, Box<dyn Error + Send + Sync>> {
         Some(place) => {
             let message = "elapsed is not known at a hit; `latency`, or `trace -latency`, measures times, and prints their histogram";
             Err(Misplaced::at(typed, place, message).into())
-        }
-    }
-}
-
-impl WantedHistogram {
-    /// Returns an observation with histograms instead of counts.
-    pub(crate) fn add_to(&self, observation: Observation) -> Observation {
-        let observation = observation.histogram_of(self.expression.clone());
-        match self.linear {
-            Some(linear) => observation.linear(linear),
-            None => observation,
         }
     }
 }

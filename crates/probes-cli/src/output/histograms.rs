@@ -18,7 +18,7 @@ use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
 use super::view::text;
-use crate::flags::WantedHistogram;
+use crate::question::WantedHistogram;
 use crate::text::{Escaped, TERMINAL_LINES, number_of};
 
 /// What an observer has recorded so far.

@@ -15,7 +15,7 @@ use super::refused::RefusedView;
 use super::subjects::Subjects;
 use super::table;
 use super::view::text;
-use crate::flags::CountedBy;
+use crate::question::CountedBy;
 use crate::text::{Escaped, number_of, ocaml_string};
 
 /// The hits by keys that one observer or several have counted, and the functions that are not counted.

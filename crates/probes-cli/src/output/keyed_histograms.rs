@@ -15,7 +15,7 @@ use super::refused::RefusedView;
 use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
-use crate::flags::{CountedBy, WantedHistogram};
+use crate::question::{CountedBy, WantedHistogram};
 use crate::text::{Escaped, number_of};
 
 /// The histograms that one observer or several have recorded, and the functions that are not observed.

@@ -22,7 +22,7 @@ use super::subjects::Subjects;
 use super::svg::{self, Chart};
 use super::table;
 use crate::clock::in_nanoseconds;
-use crate::flags::CountedBy;
+use crate::question::CountedBy;
 use crate::text::{Escaped, join_first_few, number_of, number_that_were, three_digits};
 
 /// The times of the pairs of a process.

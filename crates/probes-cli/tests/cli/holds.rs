@@ -501,7 +501,7 @@ fn releasing_several_dead_leaves_nothing_on() {
         let changes = "plain 2 -> 1, 0 sites\nplain 1 -> 0, 1 site\n";
         assert_eq!(released.stdout, changes);
         let stderr = released.stderr;
-        assert!(!stderr.contains("still on"), "{stderr}");
+        assert!(!stderr.contains("still enabled"), "{stderr}");
     }
 }
 

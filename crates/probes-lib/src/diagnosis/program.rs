@@ -8,8 +8,7 @@ use super::{Check, CheckKind, CheckResult, stale};
 use crate::elf::ElfFile;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
 use crate::error::{
-    Error, ErrorKind, MemoryPart, Operation, ProbeError, ProcessError, Result, RuntimeEventsError,
-    number_of,
+    Error, ErrorKind, MemoryPart, Operation, ProcessError, Result, RuntimeEventsError, number_of,
 };
 use crate::observe::installed::refuse_observed;
 use crate::process::Process;
@@ -188,12 +187,10 @@ fn of_probes(process: &Process) -> Vec<Check> {
         Ok(target) => target,
         Err(error) => {
             let kind = CheckKind::HugePages;
-            let sites = match error.kind() {
-                ErrorKind::Probe(ProbeError::NoProbes { .. })
-                | ErrorKind::Process(ProcessError::Bytecode) => {
-                    Check::pass(kind, "there is no site to change")
-                }
-                _ => Check::unknown(kind, "the probes could not be read"),
+            let sites = if error.has_no_sites() {
+                Check::pass(kind, "there is no site to change")
+            } else {
+                Check::unknown(kind, "the probes could not be read")
             };
             return vec![Check::error(CheckKind::Probes, error), sites];
         }

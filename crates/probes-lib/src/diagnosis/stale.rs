@@ -33,7 +33,7 @@ pub(super) fn of_machine() -> Check {
     for pid in pids.into_iter().filter(|&pid| may_be_observed(pid)) {
         match left_in(pid) {
             Ok(found) => left.extend(found.map(|found| format!("process {pid}: {found}"))),
-            Err(error) if error.is_gone() || error.is_exec() => {}
+            Err(error) if error.is_program_gone() => {}
             Err(error) => unknown.push(error.to_string()),
         }
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use super::problem::ExpressionProblem as Problem;
 use super::typed::{KeyPart, MAX_REGISTERS};
 use super::{BadExpression, Expression, Scope};
-use crate::observe::layout::shared::MAX_ARGUMENTS;
+use crate::expression::MAX_ARGUMENTS;
 
 /// What hits are counted by: one or several expressions, such as `len(page), caller`.
 ///

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::expression::MAX_ARGUMENTS;
 use crate::expression::{Keys, MAX_DEPTH, MAX_LEN};
-use crate::observe::layout::shared::MAX_ARGUMENTS;
 
 /// Why a text is not an expression, or not one for a point.
 ///
@@ -361,12 +361,12 @@ fn known(point: &str, has: usize) -> String {
         1 => ": it has arg0 only".to_owned(),
         2 => ": it has arg0 and arg1".to_owned(),
         // It may have more.
-        MAX_KNOWN if point.starts_with("function") => {
-            format!(" that is known: at most arg0 to arg{} are", MAX_KNOWN - 1)
+        MAX_ARGUMENTS if point.starts_with("function") => {
+            format!(
+                " that is known: at most arg0 to arg{} are",
+                MAX_ARGUMENTS - 1
+            )
         }
         has => format!(": it has arg0 to arg{}", has - 1),
     }
 }
-
-/// How many arguments of a function are known at most (`MAX_ARGUMENTS` of the records of hits).
-const MAX_KNOWN: usize = 6;

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 use super::channel::EventSender;
 use super::event::FollowEvent;
 use super::followed_process::FollowedProcess;
-use crate::error::{Effect, Error, ErrorKind, ProbeError, ProcessError, Result, reason};
+use crate::error::{Effect, Error, ErrorKind, Operation, ProcessError, Result, reason};
 use crate::inject::loader_hook::{LoaderHook, NoLoaderHook};
-use crate::process::Process;
 use crate::process::image::Image;
 use crate::process::object::Object;
+use crate::process::{Process, denial};
 use crate::select::{Actions, choose_present};
 use crate::target::Target;
 use crate::trace::lender::Lender;
@@ -92,7 +92,9 @@ impl<'f> FollowSession<'f> {
         let pid = target.pid();
         let mut followed = match Process::open(pid) {
             Ok(process) => FollowedProcess::of(process),
-            Err(error) => return self.failed(pid, error),
+            Err(error) => {
+                return self.failed(pid, error.with_effect_if_none(Effect::NothingChanged));
+            }
         };
         match self.set_target(target, &mut followed) {
             Ok(report) => self.send(FollowEvent::Set(report)),
@@ -311,8 +313,8 @@ impl<'f> FollowSession<'f> {
         let process = match Process::open(pid) {
             Ok(process) => process,
             Err(error) => {
-                self.tracees.resume_thread(pid);
-                return self.cannot_follow(pid, error);
+                self.cannot_follow(pid, error);
+                return self.tracees.detach_thread(pid);
             }
         };
         let before = self.processes.remove(&pid);
@@ -322,8 +324,14 @@ impl<'f> FollowSession<'f> {
         let program = process.with_thread_directory(|directory| {
             process.read_link(&format!("{directory}/exe")).map(Some)
         });
-        if let Ok(program) = program {
-            self.send(FollowEvent::Executed { pid, program });
+        match program {
+            Ok(program) => self.send(FollowEvent::Executed { pid, program }),
+            Err(source) => {
+                let error = denial::denied_or_exited(&process, Operation::Attach, source);
+                if !error.is_gone() {
+                    self.failed(pid, error);
+                }
+            }
         }
         let mut followed = FollowedProcess::of(process);
         let stopped = self.tracees.at_exec(&followed.process);
@@ -377,7 +385,7 @@ impl<'f> FollowSession<'f> {
                 }
                 self.set_objects(followed, &image.only(new), moment)
             }
-            Err(error) if matches!(error.kind(), ErrorKind::Probe(ProbeError::NoProbes { .. })) => {
+            Err(error) if error.has_no_probes() => {
                 followed.known.clear();
                 return;
             }
@@ -387,7 +395,7 @@ impl<'f> FollowSession<'f> {
             Ok(report) if report.changed.is_empty() => {}
             Ok(report) => self.send(FollowEvent::Set(report)),
             // Its exit, or its execve, is an event of its own.
-            Err(error) if error.is_gone() || error.is_exec() => {}
+            Err(error) if error.is_program_gone() => {}
             Err(error) => self.failed(followed.pid(), error),
         }
     }
@@ -436,6 +444,7 @@ impl<'f> FollowSession<'f> {
     fn cannot_follow(&mut self, pid: i32, error: Error) {
         if !matches!(error.kind(), ErrorKind::Process(ProcessError::NotFound)) {
             self.processes.remove(&pid);
+            self.tracees.give_up(pid);
             self.failed(pid, error);
         }
     }
@@ -462,13 +471,21 @@ impl<'f> FollowSession<'f> {
                 // later.
                 continue;
             };
-            if let (Some(hook), Ok(memory)) = (&followed.hook, followed.memory()) {
-                if self.tracees.has_thread_in_hook(pid, &held, &memory) {
+            if let Some(hook) = &followed.hook {
+                let is_removed = match followed.memory() {
+                    Ok(memory) if self.tracees.has_thread_in_hook(pid, &held, &memory) => false,
+                    Ok(memory) => {
+                        // It fails only if the process was killed.
+                        let _ = hook.remove(&memory);
+                        true
+                    }
+                    // For example because too many files are open: tried again later.
+                    Err(error) => error.is_gone(),
+                };
+                if !is_removed {
                     self.tracees.resume(&followed.process, held);
                     continue;
                 }
-                // It fails only if the process was killed.
-                let _ = hook.remove(&memory);
             }
             held.release();
             self.tracees.forget(pid);

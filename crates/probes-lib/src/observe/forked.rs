@@ -14,7 +14,7 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::page_table::PageTable;
 use crate::process::memory::ProcessMemory;
 use crate::process::tool::since_boot;
-use crate::process::{Process, is_gone, pids, status};
+use crate::process::{Process, is_task_gone, pids, status};
 use crate::sys::kcmp;
 use crate::update::lock::UpdateLock;
 
@@ -352,7 +352,7 @@ fn children(process: &Process) -> Vec<i32> {
         match process.read(&format!("task/{tid}/children")) {
             Ok(pids) => children.extend(numbers(&String::from_utf8_lossy(&pids))),
             // A kernel without CONFIG_PROC_CHILDREN, unless the thread has just exited.
-            Err(error) if is_gone(&error) && process.thread_status(tid).is_ok() => {
+            Err(error) if is_task_gone(&error) && process.thread_status(tid).is_ok() => {
                 return children_among_all(process.pid());
             }
             Err(_) => {}

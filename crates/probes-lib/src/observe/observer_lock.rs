@@ -108,14 +108,19 @@ pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
 fn is_held_anywhere(record: &ObserverRecord) -> bool {
     (0..LISTINGS).any(|_| {
         let locks = fs::read_to_string("/proc/locks");
-        locks.map_or(true, |locks| is_listed(&locks, record.lock))
+        locks.map_or(true, |locks| is_listed(&locks, locked_byte(record)))
     })
+}
+
+/// Returns the byte that a record names. The record is in the memory of the process, which may have changed it.
+fn locked_byte(record: &ObserverRecord) -> u64 {
+    record.lock & MAX_OFFSET
 }
 
 /// Returns whether the byte is locked in our /proc, and the device of that.
 fn is_locked_here(process: &Process, record: &ObserverRecord) -> io::Result<(bool, u64)> {
     let file = process.open_file(LOCKED, OFlag::O_RDONLY)?;
-    let byte = record.lock & MAX_OFFSET;
+    let byte = locked_byte(record);
     let is_locked = file_lock::is_excluded(&file, LockKind::Exclusive, byte..byte + 1)?;
     Ok((is_locked, file.metadata()?.dev()))
 }

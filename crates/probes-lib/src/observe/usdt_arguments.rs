@@ -67,6 +67,10 @@ impl UsdtArgument {
             ArgumentSource::Memory(memory(operand, size, symbol)?)
         };
         let is_vector = matches!(source, ArgumentSource::Vector(_));
+        // There are floats of two bytes, which are not read.
+        if is_vector && size < 4 {
+            return None;
+        }
         Some(UsdtArgument {
             source,
             format: ArgumentFormat {
@@ -120,6 +124,9 @@ fn memory(
         Some(index) => Some((register(index)?, scale)),
         None => None,
     };
+    if is_relative && index.is_some() {
+        return None;
+    }
     let has_registers = base.is_some() || index.is_some();
     let displacement = if displacement.is_empty() {
         has_registers.then_some(0)?
@@ -129,6 +136,9 @@ fn memory(
     } else if !has_registers {
         let end = displacement.find(['+', '-']).unwrap_or(displacement.len());
         let (name, offset) = displacement.split_at(end);
+        if name.is_empty() {
+            return None;
+        }
         let offset = match offset {
             "" => 0,
             offset => integer(offset.strip_prefix('+').unwrap_or(offset))?,
@@ -151,18 +161,19 @@ fn integer(text: &str) -> Option<i64> {
         Some(digits) => (true, digits),
         None => (false, text),
     };
+    let (digits, radix) = match digits.strip_prefix("0x") {
+        Some(digits) => (digits, 16),
+        None => (digits, 10),
+    };
     if digits.starts_with('+') {
         return None;
     }
-    let number = match digits.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok()?,
-        None => digits.parse().ok()?,
-    };
-    Some(if is_negative {
-        (number as i64).wrapping_neg()
+    let number = u64::from_str_radix(digits, radix).ok()?;
+    if is_negative {
+        0_i64.checked_sub_unsigned(number)
     } else {
-        number as i64
-    })
+        Some(number as i64)
+    }
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use crate::address::{FileAddr, LiveAddr};
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
 use crate::elf::parameters::{self, RegisterValue, Signature};
+use crate::expression::MAX_ARGUMENTS;
 use crate::expression::{Parameter, ParameterKind, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
 use crate::observe::arities::Currying;
-use crate::observe::layout::shared::MAX_ARGUMENTS;
 use crate::observe::observation::Observation;
 use crate::observe::role::{
     ArgumentFormat, ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words,

@@ -16,7 +16,7 @@ use crate::observe::read::keyed_values::KeyedHistograms;
 use crate::observe::read::keys::KeyedCounts;
 use crate::observe::read::latency::{HistogramPart, Latency, PairData, read_pairs};
 use crate::observe::read::values::ValueHistogram;
-use crate::observer::{Observer, is_replaced, source_of};
+use crate::observer::{Observer, source_of};
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::update::lock::UpdateLock;
@@ -97,7 +97,7 @@ impl Observer {
             (self.active.lock, self.successor_lock) = (None, None);
         }
         removed.map_err(|error| {
-            if self.active.data.is_some() && is_replaced(&error) {
+            if self.active.data.is_some() && error.is_replaced() {
                 return error;
             }
             self.target.opened.executed_or(error)
@@ -124,7 +124,7 @@ impl Observer {
         };
         let child = self.target.open_forked(pid);
         match child.and_then(|child| child.clean(options)) {
-            Err(error) if !error.is_gone() && !error.is_exec() => Err(error),
+            Err(error) if !error.is_program_gone() => Err(error),
             _ => Ok(()),
         }
     }

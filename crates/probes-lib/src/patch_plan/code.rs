@@ -3,14 +3,14 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
+use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
 use crate::numbers::words;
 use crate::patch_plan::address_set::AddressSet;
+use crate::patch_plan::instruction::{ends_flow, has_near_target, is_call, is_straight};
 use crate::patch_plan::mmx;
-use crate::patch_plan::targets::has_near_target;
 
 /// How many segments an object may have; real ones have four to ten.
 const MAX_SEGMENTS: usize = 64;
@@ -404,25 +404,4 @@ impl Body {
     pub(super) fn offset(&self, instruction: &Instruction) -> u64 {
         instruction.ip() - self.range.start.0
     }
-}
-
-/// Returns whether the instruction that follows in memory is never executed after this one.
-pub(super) fn ends_flow(instruction: &Instruction) -> bool {
-    matches!(
-        instruction.flow_control(),
-        FlowControl::Return
-            | FlowControl::UnconditionalBranch
-            | FlowControl::IndirectBranch
-            | FlowControl::Exception
-    ) || instruction.mnemonic() == Mnemonic::Hlt
-}
-
-/// Returns whether this is a call of a function. (iced-x86 counts system calls as calls.)
-pub(super) fn is_call(instruction: &Instruction) -> bool {
-    instruction.mnemonic() == Mnemonic::Call
-}
-
-/// Returns whether execution goes on with the instruction that follows in memory, and nowhere else.
-pub(super) fn is_straight(instruction: &Instruction) -> bool {
-    instruction.flow_control() == FlowControl::Next && instruction.mnemonic() != Mnemonic::Hlt
 }

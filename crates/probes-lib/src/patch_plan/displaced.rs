@@ -15,9 +15,9 @@ use iced_x86::{
 
 use crate::address::LiveAddr;
 use crate::error::Refusal;
-use crate::patch_plan::code::{decode, ends_flow, is_call};
+use crate::patch_plan::code::decode;
+use crate::patch_plan::instruction::{ends_flow, has_near_target, is_call};
 use crate::patch_plan::jump::{JUMP_LEN, SHORT_JMP, SHORT_LEN};
-use crate::patch_plan::targets::has_near_target;
 use crate::site::INT3;
 
 /// An exit of a function among displaced instructions: a return, or a jump to another function.

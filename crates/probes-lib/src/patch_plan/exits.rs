@@ -7,13 +7,14 @@ use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Regis
 
 use crate::address::{CodeRange, FileAddr, PAGE};
 use crate::error::Refusal;
-use crate::patch_plan::code::{Body, is_call, is_straight};
+use crate::patch_plan::code::Body;
 use crate::patch_plan::displaced::DisplacedExit;
 use crate::patch_plan::displaced::has_call;
+use crate::patch_plan::instruction::{has_near_target, is_call, is_straight};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, PREFIX_LEN, SHORT_LEN};
 use crate::patch_plan::place::Swept;
 use crate::patch_plan::site::PatchSite;
-use crate::patch_plan::targets::{JumpTargets, has_near_target};
+use crate::patch_plan::targets::JumpTargets;
 use crate::patch_plan::{ExitPlan, flags, padding};
 
 /// How many more instructions an entry may displace to reach an exit, the exit included.

@@ -2,7 +2,7 @@
 
 use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register, RflagsBits};
 
-use crate::patch_plan::code::is_straight;
+use crate::patch_plan::instruction::is_straight;
 
 /// The status flags: those that arithmetic changes.
 const STATUS: u32 = RflagsBits::OF

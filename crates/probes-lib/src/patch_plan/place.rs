@@ -5,11 +5,12 @@ use iced_x86::{FlowControl, Instruction, Mnemonic};
 use crate::address::{CodeRange, FileAddr};
 use crate::error::Refusal;
 use crate::patch_plan::address_set::AddressSet;
-use crate::patch_plan::code::{Body, Code, decode, ends_flow, is_call};
+use crate::patch_plan::code::{Body, Code, decode};
 use crate::patch_plan::displaced::{self, has_call};
+use crate::patch_plan::instruction::{ends_flow, has_near_target, is_call};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, SHORT_LEN};
 use crate::patch_plan::site::PatchSite;
-use crate::patch_plan::targets::{Ranges, Targets, has_near_target};
+use crate::patch_plan::targets::{Ranges, Targets};
 use crate::patch_plan::{flags, padding};
 
 /// How many bytes of its own a punned jump has at least, if there are other candidates: with fewer, it reaches so few

@@ -8,9 +8,8 @@
 //! jmp *G(%rip)                                                  an entry of the GOT            Slot
 //! ```
 
+use crate::patch_plan::instruction::{ends_flow, is_call};
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
-
-use crate::patch_plan::code::{ends_flow, is_call};
 
 /// How many instructions before a jump are looked at.
 pub(super) const WINDOW: usize = 16;

@@ -25,7 +25,8 @@ use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::address_set::AddressSet;
-use crate::patch_plan::code::{Code, decode_function, ends_flow, is_call};
+use crate::patch_plan::code::{Code, decode_function};
+use crate::patch_plan::instruction::{ends_flow, has_near_target, is_call};
 use crate::patch_plan::parts::PartOwners;
 use crate::patch_plan::tables::{JumpSource, WINDOW};
 pub(super) use jumps::JumpTargets;
@@ -352,12 +353,6 @@ fn groups<'r>(code: &Code, ranges: Ranges<'r>) -> Vec<(Range<u64>, &'r [CodeRang
         groups.push((end..segment.end, &inside[..0]));
     }
     groups
-}
-
-/// Returns whether the instruction is a branch or call whose target is in its bytes.
-pub(super) fn has_near_target(instruction: &Instruction) -> bool {
-    let kind = instruction.op0_kind();
-    instruction.op_count() > 0 && matches!(kind, OpKind::NearBranch64 | OpKind::NearBranch32)
 }
 
 /// Returns the numbers in an instruction that may be addresses if code is at fixed ones: displacements and

@@ -1084,7 +1084,7 @@ fn check_plans(planner: &PatchPlanner, ranges: &[CodeRange], targets: &[FileAddr
     let mut targets: BTreeSet<u64> = targets.iter().map(|it| it.0).collect();
     for range in ranges {
         for instruction in code::decode(code.bytes(range.start.0, range.len), range.start.0) {
-            if targets::has_near_target(&instruction) {
+            if instruction::has_near_target(&instruction) {
                 targets.insert(instruction.near_branch_target());
             }
         }
@@ -1129,7 +1129,7 @@ fn check_at(site: &PatchSite, bias: LoadBias, to: LiveAddr, targets: &BTreeSet<u
     for original in &originals {
         let moved = copy.moved(LiveAddr(original.ip())).unwrap();
         let copied = copied_at(moved.0);
-        if code::is_call(original) {
+        if instruction::is_call(original) {
             assert_eq!(copied.mnemonic(), Mnemonic::Push);
             continue;
         }
@@ -1144,7 +1144,7 @@ fn check_at(site: &PatchSite, bias: LoadBias, to: LiveAddr, targets: &BTreeSet<u
         }
     }
     let last = originals.last().unwrap();
-    if code::is_straight(last) {
+    if instruction::is_straight(last) {
         let moved = copied_at(copy.moved(LiveAddr(last.ip())).unwrap().0);
         let back = copied_at(moved.next_ip()).near_branch_target();
         assert_eq!(back, last.next_ip());

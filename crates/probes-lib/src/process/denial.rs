@@ -9,7 +9,7 @@ use nix::unistd::{Uid, User, geteuid};
 
 use crate::error::{Denial, Error, Operation, ProcessError};
 use crate::process::status::Status;
-use crate::process::{Process, is_gone, name_of};
+use crate::process::{Process, is_task_gone, name_of};
 use crate::sys::ptrace;
 
 /// The name of our threads that trace a process for a short time only.
@@ -44,7 +44,7 @@ pub(crate) fn denied_or_exited(
 ) -> Error {
     match source.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EPERM | Errno::EACCES)) => error(process, operation, errno),
-        _ if is_gone(&source) => Error::of_process(process.pid(), ProcessError::Exited),
+        _ if is_task_gone(&source) => Error::of_process(process.pid(), ProcessError::Exited),
         _ => Error::of_call(process.pid(), operation, source),
     }
 }

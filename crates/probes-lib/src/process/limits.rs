@@ -34,12 +34,11 @@ pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()
         return refused(ObserveError::MemoryLocked { needed: needed.all });
     }
     for limit in all(process, status.as_ref()) {
-        let (needed, is_tight) = match limit.kind {
-            MemoryLimitKind::AddressSpace => (needed.all, leaves_little(&limit, needed.all)),
-            MemoryLimitKind::Data => (needed.data, leaves_little(&limit, needed.data)),
-            MemoryLimitKind::Cgroup => (needed.all, left(&limit) < needed.all),
+        let needed = match limit.kind {
+            MemoryLimitKind::AddressSpace | MemoryLimitKind::Cgroup => needed.all,
+            MemoryLimitKind::Data => needed.data,
         };
-        if is_tight {
+        if usable(&limit) < needed {
             return refused(ObserveError::MemoryLimited { needed, limit });
         }
     }
@@ -62,7 +61,7 @@ pub(crate) fn limit_of(process: &Process, name: &str) -> Option<u64> {
 pub(crate) fn tightest(process: &Process) -> Option<MemoryLimit> {
     let status = process.status().ok();
     let limits = all(process, status.as_ref());
-    limits.into_iter().min_by_key(left)
+    limits.into_iter().min_by_key(usable)
 }
 
 /// Returns the limits that there are; `status` is that of the process, if it can be read.
@@ -85,16 +84,17 @@ fn all(process: &Process, status: Option<&Status>) -> Vec<MemoryLimit> {
 
 /// Returns whether a limit leaves more than any observation needs.
 pub(crate) fn is_ample(limit: &MemoryLimit) -> bool {
-    left(limit) / 2 > MAX_NEEDED
+    usable(limit) > MAX_NEEDED
 }
 
-fn left(limit: &MemoryLimit) -> u64 {
-    limit.limit.saturating_sub(limit.used)
-}
-
-/// Returns whether less than `needed` would be left of a limit once `needed` is mapped.
-fn leaves_little(limit: &MemoryLimit, needed: u64) -> bool {
-    left(limit) / 2 < needed
+/// Returns how much may be mapped: of what a limit leaves, the half, so that the process has as much again; of what a cgroup leaves, all,
+/// because a cgroup counts only memory that is used.
+fn usable(limit: &MemoryLimit) -> u64 {
+    let left = limit.limit.saturating_sub(limit.used);
+    match limit.kind {
+        MemoryLimitKind::AddressSpace | MemoryLimitKind::Data => left / 2,
+        MemoryLimitKind::Cgroup => left,
+    }
 }
 
 /// Returns a soft limit, in the unit of its line, of `/proc/PID/limits`; `None` if there is none.
@@ -123,12 +123,13 @@ Max address space         31457280             unlimited            bytes     \n
 
     #[test]
     fn as_much_again_has_to_be_left() {
-        let leaves_little = |limit, used, needed| {
-            let kind = MemoryLimitKind::AddressSpace;
-            leaves_little(&MemoryLimit { kind, limit, used }, needed)
-        };
-        assert!(!leaves_little(300, 100, 100) && leaves_little(299, 100, 100));
-        assert!(leaves_little(50, 100, 1) && !leaves_little(50, 100, 0));
-        assert!(leaves_little(u64::MAX, 0, u64::MAX));
+        let usable = |kind, limit, used| usable(&MemoryLimit { kind, limit, used });
+        for kind in [MemoryLimitKind::AddressSpace, MemoryLimitKind::Data] {
+            assert_eq!((usable(kind, 300, 100), usable(kind, 299, 100)), (100, 99));
+            assert_eq!(usable(kind, 50, 100), 0);
+            assert_eq!(usable(kind, u64::MAX, 0), u64::MAX / 2);
+        }
+        assert_eq!(usable(MemoryLimitKind::Cgroup, 300, 100), 200);
+        assert_eq!(usable(MemoryLimitKind::Cgroup, 50, 100), 0);
     }
 }

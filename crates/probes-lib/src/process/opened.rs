@@ -10,7 +10,7 @@ use nix::fcntl::OFlag;
 
 use crate::build_id::BuildId;
 use crate::elf::ElfFile;
-use crate::error::{Error, ErrorKind, MemoryError, Operation, ProbeError, ProcessError, Result};
+use crate::error::{Error, ErrorKind, MemoryError, Operation, ProcessError, Result};
 use crate::process::denial;
 use crate::process::image::{Image, open_executable};
 use crate::process::maps::{Mapping, read_maps};
@@ -45,19 +45,13 @@ impl OpenedProcess {
         loop {
             match Image::of(&process, Arc::default()) {
                 Ok(image) => return Ok(OpenedProcess::new(process, image, None)),
-                Err(error) if is_executing(&error) && begun.elapsed() < EXECUTING => {}
-                Err(error) => match error.kind() {
-                    // Read once more: it may have exec'd a program with probes just before
-                    // this check.
-                    ErrorKind::Probe(ProbeError::NoProbes { .. })
-                    | ErrorKind::Process(ProcessError::Bytecode)
-                        if !is_last_try =>
-                    {
-                        is_last_try =
-                            !process.was_just_forked() || begun.elapsed() >= status::JUST_FORKED
-                    }
-                    _ => return Err(error),
-                },
+                Err(error) if error.is_exec() && begun.elapsed() < EXECUTING => {}
+                // Read once more: it may have exec'd a program with probes just before this check.
+                Err(error) if error.has_no_sites() && !is_last_try => {
+                    is_last_try =
+                        !process.was_just_forked() || begun.elapsed() >= status::JUST_FORKED;
+                }
+                Err(error) => return Err(error),
             }
             thread::sleep(EXECUTE_CHECK_INTERVAL);
         }
@@ -75,7 +69,7 @@ impl OpenedProcess {
         loop {
             process.wait_until_executed();
             match Image::even_without_probes(&process, Arc::default()) {
-                Err(error) if is_executing(&error) && begun.elapsed() < EXECUTING => {
+                Err(error) if error.is_exec() && begun.elapsed() < EXECUTING => {
                     thread::sleep(EXECUTE_CHECK_INTERVAL);
                 }
                 image => return Ok(OpenedProcess::new(process, image?, None)),
@@ -254,12 +248,6 @@ impl OpenedProcess {
         }
         Ok(memory)
     }
-}
-
-/// Returns whether a process could not be read because it has just executed a program, whose memory is perhaps not set
-/// up yet.
-fn is_executing(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Process(ProcessError::Executed))
 }
 
 /// Opens a process; refuses one without a program, such as a zombie or a kernel thread.

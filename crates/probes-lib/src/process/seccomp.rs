@@ -13,7 +13,7 @@ use std::io;
 
 use crate::error::Result;
 use crate::process::status::Status;
-use crate::process::{Process, is_gone};
+use crate::process::{Process, is_task_gone};
 
 /// How many ancestors are looked at that have not executed a program since they were forked.
 const MAX_FORKS: usize = 64;
@@ -66,7 +66,7 @@ impl OwnFilters<'_> {
         for &tid in tids {
             match self.has(tid) {
                 Ok(false) => {}
-                Err(error) if is_gone(&error) => {}
+                Err(error) if is_task_gone(&error) => {}
                 has => return has,
             }
         }

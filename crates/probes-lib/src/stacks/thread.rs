@@ -12,7 +12,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::wait::SystemCall;
 use crate::error::{Operation, Result};
 use crate::process::status::Status;
-use crate::process::{Process, denial, is_gone};
+use crate::process::{Process, denial, is_task_gone};
 use crate::unwind::registers::{FrameRegisters, R8, R9, R10, RDI, RDX, RSI};
 
 /// The open files of a thread.
@@ -198,7 +198,7 @@ impl SwitchCounts {
 fn unless_gone<T>(process: &Process, directory: &str, found: io::Result<T>) -> Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
-        Err(error) if is_gone(&error) || process.is_exiting_in(directory) => Ok(None),
+        Err(error) if is_task_gone(&error) || process.is_exiting_in(directory) => Ok(None),
         Err(error) => Err(denial::denied_or_exited(process, Operation::Read, error)),
     }
 }

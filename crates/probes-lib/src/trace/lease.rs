@@ -41,7 +41,7 @@ use crate::error::{Error, FOLLOWER_LOST, FOLLOWER_SILENT, ProcessError, Result};
 use crate::process::memory::ProcessMemory;
 use crate::process::stop_time::StopTime;
 use crate::process::tool::own_namespace;
-use crate::process::{Process, is_gone};
+use crate::process::{Process, is_task_gone};
 use crate::sys::packet_socket::{PacketSocket, Peer};
 use crate::trace::time_budget::TimeBudget;
 
@@ -89,7 +89,7 @@ pub(crate) enum NoLease {
 
 impl From<io::Error> for NoLease {
     fn from(error: io::Error) -> NoLease {
-        if is_closed(&error) || is_gone(&error) {
+        if is_closed(&error) || is_task_gone(&error) {
             return NoLease::Absent;
         }
         match (error.kind(), error.raw_os_error()) {

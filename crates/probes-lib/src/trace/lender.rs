@@ -22,7 +22,7 @@ use nix::unistd::gettid;
 use crate::error::{Error, ErrorKind, ProcessError, Subject, SystemError};
 use crate::process::memory::ProcessMemory;
 use crate::process::status::Status;
-use crate::process::{Process, is_gone};
+use crate::process::{Process, is_task_gone};
 use crate::sys::packet_socket::PacketSocket;
 use crate::sys::ptrace::{self, TraceeState};
 use crate::trace::lease::message::{
@@ -323,7 +323,7 @@ impl Proof {
             Ok((Some(own), Some(theirs))) if own == theirs => Ok(()),
             Ok(_) if self.process.has_exited() => Err(NotStopped::Exited),
             Ok(_) => Err(NotStopped::Executed),
-            Err(error) if is_gone(&error) => Err(NotStopped::Exited),
+            Err(error) if is_task_gone(&error) => Err(NotStopped::Exited),
             Err(error) => Err(NotStopped::Failed(errno_of(&error))),
         }
     }

@@ -76,8 +76,8 @@ impl<'m> StoppedMemory<'m> {
     }
 }
 
-/// Returns whether the error means that only ptrace can write there: from Linux 6.12 on, with
-/// proc_mem.force_override=never, read-only pages cannot be written through /proc/PID/mem.
+/// Returns whether ptrace may be able to write where /proc/PID/mem is not: from Linux 6.12 on, with
+/// proc_mem.force_override=never, read-only pages cannot be written through it. On a page that is not mapped, both fail alike.
 fn needs_ptrace(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EIO)
 }
@@ -102,10 +102,7 @@ impl ReadMemory for StoppedMemory<'_> {
 impl WriteMemory for StoppedMemory<'_> {
     fn write_code(&mut self, at: LiveAddr, bytes: &[u8]) -> io::Result<()> {
         match self.calls.write(self.memory, at, bytes) {
-            Err(error) if needs_ptrace(&error) => {
-                let poked = self.calls.poke_text(self.tid, at, bytes);
-                poked.map_err(|source| if self.calls.is_lost() { source } else { error })
-            }
+            Err(error) if needs_ptrace(&error) => self.calls.poke_text(self.tid, at, bytes),
             result => result,
         }
     }

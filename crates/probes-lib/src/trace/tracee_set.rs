@@ -213,6 +213,11 @@ impl<'t> TraceeSet<'t> {
         ptrace::resume(tid, 0);
     }
 
+    /// Detaches from a thread that an event has reported as stopped.
+    pub(crate) fn detach_thread(&self, tid: i32) {
+        detach(tid, ptrace::peek_state(tid));
+    }
+
     /// Treats the threads that code in `hook` starts as reports of the loader; `None` if there is
     /// no hook.
     pub(crate) fn set_hook(&mut self, pid: i32, hook: Option<Range<u64>>) {

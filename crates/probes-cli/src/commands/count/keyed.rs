@@ -11,9 +11,9 @@ use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings};
 use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::CountedBy;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, FunctionSources, KeyedReading, KeyedReport};
+use crate::question::CountedBy;
 
 /// Reads and shows counts by keys: of one process, or of several together.
 pub(super) struct KeyedCounting<'o> {

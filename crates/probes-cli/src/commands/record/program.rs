@@ -28,7 +28,7 @@ use crate::commands::until_exit::{Waiter, wait_and_record};
 use crate::commands::wait::Wait;
 use crate::commands::watch::note_unknown_arguments;
 use crate::destination::Output;
-use crate::failure::{Failure, is_replaced};
+use crate::failure::Failure;
 use crate::interruptible_output::Next;
 
 /// For how long the removal of an observation is retried while the program runs.
@@ -252,7 +252,7 @@ impl ProgramRecorder<'_> {
                 checked = at;
                 let check = waiter.trace(|| observer.check());
                 self.warn(observer);
-                if let Some(error) = check.err().filter(is_replaced) {
+                if let Some(error) = check.err().filter(probes_lib::Error::is_replaced) {
                     return Err(error);
                 }
             }

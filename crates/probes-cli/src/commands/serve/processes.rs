@@ -11,7 +11,7 @@ use super::figures::{CollectorTotals, ProcessFigures};
 use super::observed::Observed;
 use super::page::ShownProcess;
 use super::scan::{Ended, name_of};
-use crate::failure::{Failure, NO_MORE_EVENTS, exit_or_exec, is_replaced};
+use crate::failure::{Failure, NO_MORE_EVENTS, exit_or_exec};
 use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::signals::TerminationSignals;
@@ -371,7 +371,7 @@ impl Processes {
         let (mut is_replaced_now, mut may_have_executed) = (false, false);
         match error {
             Some(error) if exit_or_exec(&error).is_none() => {
-                is_replaced_now = is_replaced(&error);
+                is_replaced_now = error.is_replaced();
                 let failure = Failure::of_process(pid)(error);
                 process.refused = Some(failure.kind());
                 messages.failure(&failure);

@@ -7,10 +7,10 @@ use probes_lib::{KeyedTimes, Times};
 use serde::Serialize;
 
 use super::{LatencyBucket, Summary, buckets, nanoseconds};
-use crate::flags::CountedBy;
 use crate::output::function_sources::FunctionSources;
 use crate::output::keyed::KeyView;
 use crate::output::table;
+use crate::question::CountedBy;
 use crate::text::{Escaped, number_of};
 
 /// The times of each key, the greatest sum first. Together with `other` and `untyped`, they are the times of all pairs

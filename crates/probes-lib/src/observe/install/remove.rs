@@ -328,7 +328,7 @@ fn remove_all<T: Send>(
         // Threads already in a trampoline leave on their own; no new ones can enter.
         let left = marked.and_then(|()| injector.wait_until_left(stopped, &code, LEAVING));
         let (emptied, mut failure, inside) = match left {
-            Err(error) if is_gone(&error) => return Err(error),
+            Err(error) if error.is_program_gone() => return Err(error),
             Err(error) => (None, Some(error), None),
             Ok(Err(inside)) => (None, None, Some(inside)),
             Ok(Ok(emptied)) => (Some(emptied), None, None),
@@ -634,11 +634,6 @@ fn bytes_mapped(process: &Process, memory: &ProcessMemory, arenas: &[Arena]) -> 
     let orphaned = orphaned.flat_map(|(_, calls)| calls);
     let ranges = of_arenas.chain(orphaned.map(|call| call.range()));
     ranges.map(|range| range.end - range.start).sum()
-}
-
-/// Returns whether the error says that the process or its program is gone, and the observation with it.
-fn is_gone(error: &Error) -> bool {
-    error.is_gone() || error.is_exec()
 }
 
 #[cfg(test)]

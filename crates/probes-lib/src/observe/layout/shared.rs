@@ -25,6 +25,7 @@
 //! instructions.
 
 use crate::address::PAGE;
+use crate::expression::MAX_ARGUMENTS;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::HISTOGRAM_LEN;
@@ -82,9 +83,6 @@ pub(crate) const PAGES_MAPPED: u64 = readable_pages::LEN + VALIDITY_LEN;
 
 /// The most pairs of an observation.
 pub(crate) const MAX_PAIRS: u32 = 64;
-
-/// The most arguments of a hit that are recorded.
-pub(crate) const MAX_ARGUMENTS: usize = 6;
 
 /// In the header of a pair: the stops of threads that got no slot.
 pub(crate) const SLOT_OVERFLOWS: u64 = 0;

@@ -7,9 +7,10 @@ use iced_x86::Register;
 
 use super::PlannedHistogram;
 use crate::error::{ObserveError, Result};
+use crate::expression::MAX_ARGUMENTS;
 use crate::expression::{Expression, Parameter, ParameterKind, Scope};
 use crate::observe::frame_id::{FrameId, is_called_by_ocaml, is_ocaml_4};
-use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS};
+use crate::observe::layout::shared::MAX_PAIRS;
 use crate::observe::observation::Observation;
 use crate::observe::role::{
     ArgumentSource, FilterRole, HistogramRole, IntegerRole, KeyRole, Marks, PairEnd, PairFilter,

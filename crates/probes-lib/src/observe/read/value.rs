@@ -310,7 +310,7 @@ impl RecordedArgument<'_> {
 
     /// Returns the words of the process that were recorded of an OCaml value, by their addresses.
     pub(crate) fn memory(&self) -> Vec<(u64, u64)> {
-        let (Some(words), true) = (self.words, self.value & 7 == 0) else {
+        let Some(words) = self.words.filter(|_| !self.is_c && self.value & 7 == 0) else {
             return Vec::new();
         };
         let (tag, size) = (self.header as u8, size_of(self.header));
@@ -380,17 +380,20 @@ fn string(words: &[u8], size: u64) -> Option<Value> {
     Some(Value::String { bytes, is_whole })
 }
 
-/// Returns the text that ends with a null byte, or is longer than `bytes`; `None` if it is empty, or cannot be printed.
+/// Returns the text up to the first null byte, or all of `bytes` if there is none; `None` if it is empty, or cannot be printed.
 fn text(bytes: &[u8]) -> Option<Value> {
     let end = bytes.iter().position(|&byte| byte == 0);
     let bytes = &bytes[..end.unwrap_or(bytes.len())];
-    let mut chunks = bytes.utf8_chunks();
-    let first = chunks.next()?;
-    // The last character may be cut off.
-    let is_text = chunks.next().is_none() && (first.invalid().is_empty() || end.is_none());
-    let is_shown = |shown: char| !shown.is_control() || matches!(shown, '\t' | '\n' | '\r');
-    let text = first.valid();
-    if text.is_empty() || !is_text || !text.chars().all(is_shown) {
+    let text = match str::from_utf8(bytes) {
+        Ok(text) => text,
+        // The last character is cut off.
+        Err(error) if end.is_none() && error.error_len().is_none() => {
+            str::from_utf8(&bytes[..error.valid_up_to()]).ok()?
+        }
+        Err(_) => return None,
+    };
+    let is_printable = |char: char| !char.is_control() || matches!(char, '\t' | '\n' | '\r');
+    if text.is_empty() || !text.chars().all(is_printable) {
         return None;
     }
     let is_whole = end.is_some() && text.len() <= SHOWN;

@@ -686,6 +686,8 @@ fn take_slot(
     a.shl(rdx, 32)?;
     a.or(rdx, rax)?;
     a.sub(rdx, qword_ptr(rcx + (call_slot::CALLS + call_slot::TIME)))?;
+    // It began after the time was read, or on a processor whose clock is ahead.
+    a.jc(lost)?;
     a.shr(rdx, ABANDONED_BITS)?;
     a.je(lost)?;
     a.test(byte_ptr(rcx + call_slot::OWNER), 1)?;
@@ -769,10 +771,16 @@ fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
 }
 
 /// Emits the code that drops the last call, which is located, counts it as lost, and goes to `again`: it is one of
-/// another fiber, which had the slot before.
+/// another fiber, which had the slot before. Of an incomplete one, the function is not known.
 fn drop_others(a: &mut CodeAssembler, calls: Calls<'_>, again: CodeLabel) -> Result<(), IcedError> {
-    clear(a, calls.shared.1.calls)?;
+    let layout = calls.shared.1.calls;
+    let mut counted = a.create_label();
+    a.cmp(last_call(layout, call_slot::FRAME), 0)?;
+    // Leaves the flags as they are.
+    clear(a, layout)?;
+    a.je(counted)?;
     count_last(a, calls, function_data::LOST)?;
+    a.set_label(&mut counted)?;
     free(a)?;
     a.jmp(again)
 }

@@ -142,11 +142,15 @@ fn argument(
             return a.movq(value, register);
         }
         ArgumentSource::Memory(memory) => {
-            a.mov(value, 0)?;
+            let header = qword_ptr(rcx + record::argument_at(index) + record::BLOCK_HEADER);
+            context.operand_address(a, rdx, memory)?;
+            a.mov(value, rdx)?;
+            a.mov(header, record::UNREAD as i32)?;
             let unless_valid =
                 |a: &mut CodeAssembler| unless_valid_at_record(a, context.layout, over);
             context.unless_operand_readable(a, memory, unless_valid, over)?;
             context.operand(a, rdx, memory)?;
+            a.mov(header, 0)?;
         }
         // Probes of OCaml have no constants.
         ArgumentSource::Constant(_) | ArgumentSource::Unknown => return Ok(()),

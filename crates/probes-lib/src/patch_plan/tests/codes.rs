@@ -155,9 +155,9 @@ fn references_of_instructions_are_targets() {
     assert!(targets.contains(AT + 0x15) && !targets.is_called(AT + 0x15));
     // Whatever branches into code through memory refers to no near place.
     let instruction = |bytes: &[u8]| code::decode(bytes, AT).next().unwrap();
-    assert!(targets::has_near_target(&instruction(call)));
-    assert!(!targets::has_near_target(&instruction(b"\xc3")));
-    assert!(!targets::has_near_target(&instruction(b"\xff\xe0")));
+    assert!(instruction::has_near_target(&instruction(call)));
+    assert!(!instruction::has_near_target(&instruction(b"\xc3")));
+    assert!(!instruction::has_near_target(&instruction(b"\xff\xe0")));
 }
 
 #[test]

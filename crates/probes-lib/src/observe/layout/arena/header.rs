@@ -9,13 +9,14 @@
 use std::ops::RangeInclusive;
 
 use crate::address::{LiveAddr, PAGE};
+use crate::expression::MAX_ARGUMENTS;
 use crate::numbers::{u32_at, u64_at};
 use crate::observe::layout::arena::{Arena, LINE};
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::observer_record::{OBSERVER_RECORD_LEN, ObserverRecord};
 use crate::observe::layout::semaphores::{SEMAPHORE_RECORD_LEN, SemaphoreRecord};
-use crate::observe::layout::shared::{MAX_ARGUMENTS, MAX_PAIRS, SharedLayout, record};
+use crate::observe::layout::shared::{MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind};

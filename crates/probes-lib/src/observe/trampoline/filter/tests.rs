@@ -600,7 +600,7 @@ pub(in super::super) fn hits() -> impl Strategy<Value = RecordedHit> {
         values(),
     );
     let memory = proptest::collection::vec((block_places(), blocks()), 4..24);
-    (arguments, memory, 0..8_u8, 0..10_u8).prop_map(|(arguments, memory, unreadable, valid)| {
+    (arguments, memory, 0..16_u8, 0..10_u8).prop_map(|(arguments, memory, pages, valid)| {
         let mut words = BTreeMap::new();
         for (at, (tag, block)) in memory {
             let header = (block.len() as u64) << 10 | tag;
@@ -616,7 +616,7 @@ pub(in super::super) fn hits() -> impl Strategy<Value = RecordedHit> {
             arguments: [a, b, c, d, e, f, g],
             words,
             // All of them, in most cases.
-            readable: if unreadable < 4 { 7 } else { unreadable },
+            readable: if pages < 8 { 7 } else { pages - 8 },
             is_valid: valid > 0,
             may_ask: true,
         }
