@@ -69,11 +69,16 @@ let ways = [ plain; callback; in_alloca; arguments; raised; library; finaliser ]
 
 let[@inline never] callback_noalloc n = call_back (fun n -> deep 2 wait_noalloc + n) n + 1
 
-(* The last to wait, as it keeps the lock of the runtime. *)
+(* The last to wait, as it keeps the lock of the runtime; until the input ends. *)
 let[@inline never] in_signal n =
-  Sys.set_signal Sys.sigusr1 (Sys.Signal_handle (fun _ -> sink := callback_noalloc n));
+  let has_waited = ref false in
+  let handle _ =
+    sink := callback_noalloc n;
+    has_waited := true
+  in
+  Sys.set_signal Sys.sigusr1 (Sys.Signal_handle handle);
   Unix.kill (Unix.getpid ()) Sys.sigusr1;
-  while true do
+  while not !has_waited do
     sink := List.length (Sys.opaque_identity (List.init 3 Fun.id))
   done
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::libc;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll, ppoll};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use nix::unistd::{Pid, getpid, getsid};
@@ -144,15 +144,14 @@ impl TerminationSignals {
         self.wait_for(&mut RunningProcesses::of(targets)?, duration)
     }
 
-    /// The same of one process, or until one of `others` is readable.
+    /// The same, or until one of `others` is readable.
     pub(crate) fn wait_or_read<'f>(
         &self,
-        target: &Target,
+        running: &mut RunningProcesses,
         others: impl Iterator<Item = BorrowedFd<'f>>,
         duration: Duration,
     ) -> Result<WaitEnd, Failure> {
-        let mut running = RunningProcesses::of(std::iter::once(target))?;
-        self.wait_until(&mut running, &others.collect::<Vec<_>>(), duration)
+        self.wait_until(running, &others.collect::<Vec<_>>(), duration)
     }
 
     /// The same, of processes that are waited for again and again.
@@ -181,7 +180,7 @@ impl TerminationSignals {
                 .chain(others.iter().copied())
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
-            match poll(&mut fds, poll_timeout(left)) {
+            match ppoll(&mut fds, Some(left.min(MAX_WAIT).into()), None) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(Failure::System("wait", errno.into())),
             }
@@ -290,6 +289,9 @@ pub(crate) fn block_all() -> Result<(), Failure> {
     let blocked = SigSet::all().thread_block();
     blocked.map_err(|errno| Failure::System("block signals", errno.into()))
 }
+
+/// Longer waits are several.
+const MAX_WAIT: Duration = Duration::from_secs(1 << 24);
 
 /// Rounded up, so that poll(2) is not called again and again in the last millisecond.
 pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {

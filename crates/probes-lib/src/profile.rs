@@ -69,7 +69,7 @@ use time_sums::{ProfileKey, Sum, TimeSums};
 pub use wait_recorder::{RecordedWait, WaitRecorder};
 use waits::{Cause, ThreadWait, Waits};
 
-/// How many descriptors the files of threads leave free. As far as there are more, two files of each thread stay open; those of the
+/// How many descriptors the files of threads leave free. As far as there are more, three files of each thread stay open; those of the
 /// other threads are opened for each sample, which takes four times as long.
 const LEFT_BY_THREAD_FILES: u64 = 128;
 
@@ -95,8 +95,13 @@ const MAX_DOMAINS_KEPT: usize = 1 << 16;
 /// How often it is tried whether the kernel samples a thread.
 const TRIED_HZ: u32 = 99;
 
-/// How often waits are looked at, at most.
-const WAIT_INTERVAL: Duration = Duration::from_millis(1);
+/// How long to wait between two looks at waits, at least.
+const WAIT_INTERVAL: Duration = Duration::from_micros(800);
+
+/// Looks at waits are followed by a pause of so many times as long as they took: so they take 2.5 % of a processor; or 3.8 %, if the
+/// profiler does nothing else.
+const WAIT_PAUSE: u32 = 39;
+const ONLY_WAIT_PAUSE: u32 = 25;
 
 /// Samples a process.
 ///
@@ -172,6 +177,10 @@ struct KernelRecords {
     /// How long the profiler's thread had run when waits were last looked at; and how long that look took.
     ran_until: Duration,
     ran: Duration,
+    /// How many times as long as a look is the pause after it.
+    pause: u32,
+    /// How much longer or shorter the pause is, by chance: the process may do something in step with looks at it.
+    stretch: f64,
     /// Threads are not looked at again before this time; records may have to be read more often.
     next_look_at: Duration,
     /// The threads that were switched since the last look at waits.
@@ -332,6 +341,12 @@ impl Profiler {
             looks_at_exited: HashMap::new(),
             ran_until,
             ran: Duration::ZERO,
+            pause: if hz.is_some() {
+                WAIT_PAUSE
+            } else {
+                ONLY_WAIT_PAUSE
+            },
+            stretch: 1.0,
             next_look_at: Duration::ZERO,
             switched: HashSet::new(),
             kept: None,
@@ -404,13 +419,15 @@ impl Profiler {
             recorded.switched.extend(switched);
             is_look = recorded.next_look_at <= at;
             if is_look {
-                to_look_at = std::mem::take(&mut recorded.switched);
+                let (waits, switched) = (&recorded.waits, std::mem::take(&mut recorded.switched));
+                to_look_at = switched;
+                to_look_at.retain(|tid| waits.is_unseen(*tid));
+                // Whether these wait is not known before the records of this time are complete.
+                to_look_at.extend(recorded.switches.just_switched());
             }
         }
         for tid in to_look_at {
-            let recorded = self.recorded.as_ref();
-            let is_unseen = recorded.is_some_and(|it| it.waits.is_unseen(tid));
-            if is_unseen && self.look_at(tid, now)?.is_none() {
+            if self.look_at(tid, now)?.is_none() {
                 self.forget(tid);
             }
         }
@@ -418,11 +435,13 @@ impl Profiler {
             let ran = processor_time();
             recorded.ran = ran.saturating_sub(recorded.ran_until);
             recorded.ran_until = ran;
-            let pause = recorded.ran.saturating_mul(19);
+            let pause = recorded.ran.saturating_mul(WAIT_PAUSE / 2);
             recorded.told_after = monotonic_now().saturating_add(pause);
             if is_look {
+                recorded.stretch = 0.5 + fastrand::f64();
                 // A little less than the pause, which is counted from a moment earlier.
-                recorded.next_look_at = at.saturating_add(recorded.ran.saturating_mul(38));
+                let pause = recorded.ran.saturating_mul(recorded.pause - 1);
+                recorded.next_look_at = at.saturating_add(pause.mul_f64(recorded.stretch));
             }
         }
         Ok(())
@@ -440,11 +459,15 @@ impl Profiler {
             .flat_map(|recorded| recorded.switches.sample_fds())
     }
 
-    /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor; less if records
-    /// would be lost, as there are so many. `None` if waits are not recorded.
+    /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor, or 3.8 % if threads that
+    /// run are not sampled; less if records would be lost, as there are so many. `None` if waits are not recorded.
     pub fn wait_pause(&self) -> Option<Duration> {
         let recorded = self.recorded.as_ref()?;
-        let pause = recorded.ran.saturating_mul(39).max(WAIT_INTERVAL);
+        let pause = recorded
+            .ran
+            .saturating_mul(recorded.pause)
+            .max(WAIT_INTERVAL);
+        let pause = pause.mul_f64(recorded.stretch);
         Some(pause.min(recorded.switches.read_within()))
     }
 
@@ -841,12 +864,12 @@ impl Profiler {
             in_collection: false,
             stack: None,
         };
-        match self.stacks.look(files)? {
+        match self.stacks.look(files, slices, false)? {
             Look::Exited => return Ok(None),
             Look::Running => {}
             Look::Blocked(blocked) => {
                 key.activity = Activity::of(&blocked.state);
-                key.stack = Some(Arc::new(blocked.stack));
+                key.stack = Some(blocked.stack);
                 if let Some(recorded) = &mut self.recorded {
                     recorded.waits.looked(tid, blocked.at, key.clone());
                 }
@@ -1200,5 +1223,5 @@ fn profiled_stack(
 fn max_open(others: usize) -> usize {
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((0, 0));
     let left = limit.saturating_sub(LEFT_BY_THREAD_FILES.saturating_add(others as u64));
-    usize::try_from(left / 2).unwrap_or(usize::MAX)
+    usize::try_from(left / 3).unwrap_or(usize::MAX)
 }

@@ -3,6 +3,7 @@
 //! ```text
 //! thread   /proc/PID/task/TID: system call, stack pointer and program counter of a blocked thread; no stop
 //! wait     system call + arguments → what it waits for
+//! known    stacks that were found before → the same ones again, without unwinding                pure
 //! domain   thread pointer → the domain of OCaml 5 that it belongs to; no stop
 //! name     addresses → functions and source lines
 //! ```
@@ -11,6 +12,7 @@
 //! thread has run: what was read is of several moments, and is read again.
 
 pub(crate) mod domain;
+mod known;
 mod name;
 #[cfg(test)]
 mod tests;
@@ -40,9 +42,10 @@ use crate::unwind::memory::{CachedPages, StackMemory};
 use crate::unwind::registers::FrameRegisters;
 use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
 use domain::Domains;
+use known::{KnownStacks, RecordedReads};
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
-use thread::Moment;
+use thread::{KernelEntry, Moment};
 pub(crate) use thread::{Slices, SwitchCounts, ThreadFiles, monotonic_now};
 pub use wait::{SystemCall, WaitsFor};
 
@@ -83,6 +86,7 @@ pub struct Stacks {
     memory: ProcessMemory,
     functions: Functions,
     unwinder: Unwinder,
+    known: KnownStacks,
     names: FrameNames,
     /// `None` if nothing tells the domains of threads.
     domains: Option<Domains>,
@@ -240,7 +244,7 @@ struct ThreadReading {
     domain: Option<u32>,
     state: ThreadState,
     kernel_function: Option<String>,
-    stack: Option<RawStack>,
+    stack: Option<Arc<RawStack>>,
 }
 
 /// The memory of a process, of which only code can be read.
@@ -301,7 +305,7 @@ pub(crate) enum Look {
 pub(crate) struct Blocked {
     pub(crate) state: ThreadState,
     kernel_function: Option<String>,
-    pub(crate) stack: RawStack,
+    pub(crate) stack: Arc<RawStack>,
     /// As long as they stay the same, it does not run.
     pub(crate) slices: Slices,
     /// When it did not run, by `CLOCK_MONOTONIC`.
@@ -367,6 +371,7 @@ impl Stacks {
             memory,
             functions,
             unwinder,
+            known: KnownStacks::default(),
             names: FrameNames::default(),
             domains,
             loaded: Instant::now(),
@@ -415,7 +420,7 @@ impl Stacks {
                     stopped = Some(read.time());
                     for reading in &mut readings {
                         if let Some(found) = read.stacks.remove(&reading.tid) {
-                            reading.stack = Some(found);
+                            reading.stack = Some(Arc::new(found));
                             let system_call = read.system_calls.get(&reading.tid).copied();
                             reading.update_state(system_call);
                         }
@@ -449,7 +454,10 @@ impl Stacks {
             kernel_function: None,
             stack: None,
         };
-        match self.look(&files)? {
+        let Some(slices) = files.slices()? else {
+            return Ok(None);
+        };
+        match self.look(&files, slices, true)? {
             Look::Exited => return Ok(None),
             Look::Running => {}
             Look::Blocked(blocked) => {
@@ -558,26 +566,39 @@ impl Stacks {
         again.is_ok()
     }
 
-    /// Returns what a thread does, without stopping it.
-    pub(crate) fn look(&mut self, files: &ThreadFiles) -> Result<Look> {
+    /// Returns what a thread does, without stopping it; `slices` were just read. What it waits for is only found out if `tells_reason`.
+    pub(crate) fn look(
+        &mut self,
+        files: &ThreadFiles,
+        slices: Slices,
+        tells_reason: bool,
+    ) -> Result<Look> {
+        let mut before = Some(slices);
         for _ in 0..ATTEMPTS {
-            let Some(moment) = files.moment()? else {
+            let slices = match before.take() {
+                None => files.slices()?,
+                slices => slices,
+            };
+            let moment = slices.map(|slices| files.moment_since(slices));
+            let Some(moment) = moment.transpose()?.flatten() else {
                 return Ok(Look::Exited);
             };
-            let Some(place) = moment.place() else {
+            let Some(entry) = moment.entry() else {
                 break;
             };
             // The first thread of a process is kept until all have exited.
-            if place.stack_pointer == 0 && files.is_exiting() {
+            if entry.stack_pointer == 0 && files.is_exiting() {
                 return Ok(Look::Exited);
             }
-            // If both moments are the same, it has not run from the one to the other.
+            // If it has not run since that moment, it was blocked then.
             let at = monotonic_now();
             let kernel_function = files.kernel_function();
-            let state = self.state_at(files, &moment, kernel_function.as_deref());
-            let mut memory = CachedPages::new(&self.memory);
-            let stack = self.unwinder.unwind(place.registers(), &mut memory);
-            if files.moment()?.as_ref() == Some(&moment) {
+            let (state, stack) = if tells_reason {
+                self.find_stack(files, &moment, &entry, kernel_function.as_deref(), true)?
+            } else {
+                self.find_known(files, &moment, &entry, kernel_function.as_deref())?
+            };
+            if !files.has_run_since(&moment)? {
                 return Ok(Look::Blocked(Blocked {
                     state,
                     kernel_function,
@@ -590,11 +611,53 @@ impl Stacks {
         Ok(Look::Running)
     }
 
+    /// Returns what a thread does that has entered the kernel, and its stack, as it was found before if the thread waited in the same place
+    /// then.
+    fn find_known(
+        &mut self,
+        files: &ThreadFiles,
+        moment: &Moment,
+        entry: &KernelEntry,
+        kernel_function: Option<&str>,
+    ) -> Result<(ThreadState, Arc<RawStack>)> {
+        // The function of the kernel is another one in a thread that is stopped or frozen.
+        if kernel_function.is_some() || !files.is_stopped() {
+            let mut memory = CachedPages::new(&self.memory);
+            if let Some(known) = self.known.find(entry, kernel_function, &mut memory) {
+                return Ok(known);
+            }
+        }
+        self.find_stack(files, moment, entry, kernel_function, false)
+    }
+
+    fn find_stack(
+        &mut self,
+        files: &ThreadFiles,
+        moment: &Moment,
+        entry: &KernelEntry,
+        kernel_function: Option<&str>,
+        tells_reason: bool,
+    ) -> Result<(ThreadState, Arc<RawStack>)> {
+        let state = self.state_at(files, entry, kernel_function, tells_reason);
+        let mut memory = CachedPages::new(&self.memory);
+        let mut memory = RecordedReads::of(&mut memory, &self.unwinder);
+        let stack = self.unwinder.unwind(entry.registers(), &mut memory);
+        let (stack, reads) = (Arc::new(stack), memory.reads());
+        if !tells_reason && !files.has_run_since(moment)? {
+            let found = (&state, &stack);
+            let unwinder = &mut self.unwinder;
+            self.known
+                .add(entry, kernel_function, found, reads, unwinder);
+        }
+        Ok((state, stack))
+    }
+
     fn state_at(
         &self,
         files: &ThreadFiles,
-        moment: &Moment,
+        entry: &KernelEntry,
         kernel_function: Option<&str>,
+        tells_reason: bool,
     ) -> ThreadState {
         if files.is_stopped() {
             return ThreadState::Stopped;
@@ -602,20 +665,19 @@ impl Stacks {
         if kernel_function.is_some_and(|name| FREEZERS.contains(&name)) {
             return ThreadState::Frozen;
         }
-        let Some(place) = moment.place() else {
-            return ThreadState::Waiting;
-        };
-        match place.call {
+        match entry.call {
             Some(mut call) => {
                 if call.is_restart() {
                     let mut before = [0; wait::BEFORE_SYSCALL];
-                    let at = place.program_counter.wrapping_sub(before.len() as u64);
+                    let at = entry.program_counter.wrapping_sub(before.len() as u64);
                     let read = self.memory.read(LiveAddr(at), &mut before);
                     let restarted = read.ok().and_then(|()| wait::restarted(&before));
+                    let restarted = restarted.or_else(|| wait::restarted_in(kernel_function?));
                     call.number = restarted.unwrap_or(call.number);
                 }
+                let waits_for = tells_reason.then(|| wait::waits_for(&self.process, &call));
                 ThreadState::Blocked {
-                    waits_for: wait::waits_for(&self.process, &call),
+                    waits_for: waits_for.flatten(),
                     call,
                 }
             }
@@ -664,7 +726,7 @@ impl Stacks {
 
     fn named(&mut self, reading: ThreadReading) -> ThreadStack {
         let (frames, end, is_guessed) = match reading.stack {
-            Some(stack) => (stack.frames, Some(stack.end), stack.is_guessed),
+            Some(stack) => (stack.frames.clone(), Some(stack.end), stack.is_guessed),
             None => (Vec::new(), None, false),
         };
         let frames: Vec<Arc<StackFrame>> = frames

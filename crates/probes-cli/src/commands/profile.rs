@@ -25,7 +25,7 @@ use crate::output::{
     WarningKind,
 };
 use crate::progress::{LongWork, Progress};
-use crate::signals::{TerminationSignals, WaitEnd};
+use crate::signals::{RunningProcesses, TerminationSignals, WaitEnd};
 use crate::text::number_of;
 
 /// Warn if threads waited for processors for more than 1/`BUSY` of the time that they ran.
@@ -53,8 +53,8 @@ has changed. Without samples of the kernel, -live does not know where threads ru
 waits or switches often, threads have moved on before they are stopped: [not read]. If that is more
 than a twentieth of the time, the kernel's samples are shown where it permits them; else try -live.
 Waits are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts
-until the next look, 1 to 10 milliseconds later (-hz 997: 1 to 2). If not, it is one of the [unseen
-waits] of what the thread was last seen in. Elsewhere, and with -gc, waits are sampled. When the
+until the next look, some 1 or 2 milliseconds later. If not, it is one of the [unseen waits] of what
+the thread was last seen in for about as long. Elsewhere, and with -gc, waits are sampled. When the
 duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S error S
     waits recorded N unseen S lost N excess S parts N, or: waits sampled error S WHY
@@ -302,12 +302,13 @@ fn sample(
     let mut next = period;
     let mut random = Rng::new();
     let mut looked = Duration::ZERO;
+    let mut running = RunningProcesses::of(std::iter::once(target))?;
     loop {
         let at = begun.elapsed();
         let next_look = profiler.wait_pause().map(|pause| looked + pause);
         let first = next.min(end).min(next_look.unwrap_or(Duration::MAX));
         let wait = first.saturating_sub(at);
-        let waited = signals.wait_or_read(target, profiler.sample_fds(), wait);
+        let waited = signals.wait_or_read(&mut running, profiler.sample_fds(), wait);
         let is_over = begun.elapsed() >= end || !matches!(waited, Ok(WaitEnd::Timeout));
         if let Ok(WaitEnd::Exited) = waited {
             return Ok(());
@@ -405,7 +406,7 @@ fn warn_of_unseen_waits(profile: &Profile, hz: u32, messages: &Messages) {
         let time = unseen.as_secs_f64();
         let text = format!(
             "what threads waited in for {time:.1} s is not known: these waits ended before they were looked at, and the functions shown with them \
-             are those of another wait of their thread"
+             are those of other waits of their thread that were about as long"
         );
         let hint = if hz < MOST_USEFUL_HZ {
             "-hz 997 looks more often"

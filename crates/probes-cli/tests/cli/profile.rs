@@ -240,7 +240,7 @@ fn time_on_and_off_processor_is_told_apart() {
     let (head, rest) = lines.split_first().unwrap();
     assert!(head.contains(" stopped 0.000000 "), "{head}");
     // Those that were not looked at are naps, too.
-    let is_nap = |call: &str| ["clock_nanosleep", "restart_syscall", "unseen"].contains(&call);
+    let is_nap = |call: &str| ["clock_nanosleep", "unseen"].contains(&call);
     let words = rest.iter().skip(1).map(|line| line.split(' '));
     let slept: f64 = words
         .filter(|words| words.clone().next_back().is_some_and(is_nap))

@@ -96,6 +96,37 @@ fn short_waits_are_counted_and_reported() {
     assert!(stacks.filter(|it| it["state"] == "unseen").all(names));
 }
 
+// promise: Profiles: Waits of some milliseconds are those of the functions that wait, by the program's own clock (5 functions, 750 waits of 1 to 8 ms)
+#[test]
+fn waits_belong_to_the_functions_that_wait() {
+    const PLACES: usize = 5;
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let tool = profiling(&["-off-cpu", "-json"], target.pid());
+    let answer = target.ask("places 150", "placed");
+    let profile = object(&lines(tool)[0]);
+    let own = answer.split(' ').skip(1).map(|it| it.parse::<f64>());
+    let own: Vec<f64> = own.map(|it| it.unwrap() / 1e9).collect();
+    let found: Vec<f64> = (1..=PLACES)
+        .map(|place| {
+            let name = format!("place_{place}");
+            let is_there = |stack: &Value| {
+                let mut frames = stack["frames"].as_array().unwrap().iter();
+                frames.any(|frame| frame == name.as_str())
+            };
+            waits(&profile, is_there).1
+        })
+        .collect();
+    // How much of the time is in a wrong place, or in none.
+    let total: f64 = own.iter().sum();
+    let missing = own.iter().zip(&found).map(|(own, found)| own - found);
+    let wrong: f64 = missing.map(|it| it.max(0.0)).sum();
+    let runnable = number(&profile["times"], "runnable_seconds");
+    assert!(
+        wrong < 0.1 * total + runnable,
+        "{own:?} {found:?}: {profile}"
+    );
+}
+
 // promise: Profiles: Waits of threads that begin and exit between two samples are recorded (20 threads)
 #[test]
 fn waits_of_new_threads_are_recorded() {

@@ -24,7 +24,7 @@ pub enum Activity {
     Stopped,
     /// The cgroup freezer kept it from running.
     Frozen,
-    /// It waited, but too briefly to be looked at: its stack is that of the last wait in which it was looked at.
+    /// It waited, but not until it was looked at: its stack is that of the last wait of about this length in which it was, if there was one.
     Unseen,
 }
 

@@ -1,4 +1,4 @@
-//! [`Looks`]: what a thread was seen to do when it waited, until the records of that time are there. Pure.
+//! [`Looks`]: what a thread was seen to do when it waited, until the records of that time are there; and [`LooksByLength`]. Pure.
 //!
 //! ```text
 //! out ├── look ──┤ in   out ├── look ──┤      there are two looks already when the first `in` is read
@@ -6,6 +6,9 @@
 
 use std::collections::VecDeque;
 use std::time::Duration;
+
+use crate::numbers::nanoseconds;
+use crate::observe::layout::histogram;
 
 /// How many looks at a thread are kept, at most: records come less than a millisecond after a look, and looks are not much closer.
 const MAX_LOOKS: usize = 8;
@@ -63,16 +66,49 @@ impl<L> Looks<L> {
         looks.find(|look| look.is_within(since, until))
     }
 
-    /// Returns the last look from before a wait that began at this time.
-    pub(super) fn before(&self, since: Duration) -> Option<&WaitLook<L>> {
-        self.0.iter().rev().find(|look| look.at <= since)
-    }
-
-    /// Forgets what is of no wait after this time, except what the thread was last seen to do.
+    /// Forgets what is of no wait after this time, except the last look.
     pub(super) fn forget_before(&mut self, at: Duration) {
         while self.0.get(1).is_some_and(|second| second.at <= at) {
             self.0.pop_front();
         }
+    }
+}
+
+/// What a thread was last seen to do in waits of each length: within an octave, a wait was looked at by chance, whatever the thread did.
+#[derive(Debug)]
+pub(super) struct LooksByLength<L>(Vec<(u64, L)>);
+
+/// The mantissa bits of a class of lengths; and how many classes may be between those of two waits of about the same length.
+const LENGTH_PRECISION: u32 = 2;
+const SIMILAR: u64 = 1 << LENGTH_PRECISION;
+
+impl<L> Default for LooksByLength<L> {
+    fn default() -> LooksByLength<L> {
+        LooksByLength(Vec::new())
+    }
+}
+
+impl<L> LooksByLength<L> {
+    fn class(length: Duration) -> u64 {
+        histogram::bucket_of(nanoseconds(length), LENGTH_PRECISION)
+    }
+
+    /// Adds a look at a wait of this length.
+    pub(super) fn add(&mut self, length: Duration, look: L) {
+        let class = LooksByLength::<L>::class(length);
+        match self.0.iter_mut().find(|(of, _)| *of == class) {
+            Some(known) => known.1 = look,
+            None => self.0.push((class, look)),
+        }
+    }
+
+    /// Returns the last look at a wait of about this length: no more than twice as long, or half as long.
+    pub(super) fn similar(&self, length: Duration) -> Option<&L> {
+        let class = LooksByLength::<L>::class(length);
+        let distances = self.0.iter().map(|(of, look)| (of.abs_diff(class), look));
+        let near = distances.filter(|(distance, _)| *distance <= SIMILAR);
+        near.min_by_key(|(distance, _)| *distance)
+            .map(|(_, look)| look)
     }
 }
 
@@ -97,17 +133,26 @@ mod tests {
         assert_eq!(within(&looks, 15, 25), Some("read"));
         assert_eq!(within(&looks, 21, 39), None);
         assert_eq!(within(&looks, 30, 50), Some("poll"));
-        let before =
-            |looks: &Looks<&'static str>, since| looks.before(at(since)).map(|found| found.look);
-        assert_eq!(
-            [5, 21, 50].map(|since| before(&looks, since)),
-            [None, Some("read"), Some("poll")]
-        );
         assert!(looks.reach(at(40)) && !looks.reach(at(41)));
         looks.forget_before(at(39));
         assert_eq!(looks.0.len(), 2);
         looks.forget_before(at(41));
-        assert_eq!((looks.0.len(), before(&looks, 50)), (1, Some("poll")));
+        assert_eq!((looks.0.len(), within(&looks, 30, 50)), (1, Some("poll")));
+    }
+
+    #[test]
+    fn looks_at_similar_waits_are_found() {
+        let mut looks = LooksByLength::default();
+        looks.add(at(1000), "read");
+        looks.add(at(8000), "poll");
+        let similar =
+            |looks: &LooksByLength<&'static str>, length| looks.similar(at(length)).copied();
+        let found = [1, 600, 1010, 1900, 3000, 7900, 15_000, 20_000].map(|it| similar(&looks, it));
+        let (read, poll) = (Some("read"), Some("poll"));
+        let expected = [None, read, read, read, None, poll, poll, None];
+        assert_eq!(found, expected);
+        looks.add(at(1001), "write");
+        assert_eq!(similar(&looks, 1000), Some("write"));
     }
 
     #[test]

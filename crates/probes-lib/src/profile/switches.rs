@@ -270,6 +270,11 @@ impl SwitchRecorder {
         processors_in(online).filter(is_unrecorded).count()
     }
 
+    /// Returns the threads of the records that were read, and are not yet returned.
+    pub(super) fn just_switched(&self) -> impl Iterator<Item = i32> {
+        self.held_back.iter().map(|record| record.tid)
+    }
+
     /// Returns the records that were written since the last call, in the order of their times, and the time until which there are
     /// all: not those of the last 500 µs when more are to come. `complete` finds the frames of samples for which their copy is not
     /// enough.

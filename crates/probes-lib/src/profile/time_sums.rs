@@ -67,13 +67,13 @@ pub struct WaitTimes {
 }
 
 impl ThreadWait<ProfileKey> {
-    /// What its thread did: as it was seen, or else where it was last seen to wait. `name` is that of a thread.
+    /// What its thread did: as it was seen, or else in the last wait of about this length. `name` is that of a thread.
     pub(super) fn key(self, name: impl FnOnce(i32) -> Arc<str>) -> ProfileKey {
-        match (self.seen, self.before) {
+        match (self.seen, self.similar) {
             (Some(seen), _) => seen,
-            (None, Some(before)) => ProfileKey {
+            (None, Some(similar)) => ProfileKey {
                 activity: Activity::Unseen,
-                ..before
+                ..similar
             },
             (None, None) => ProfileKey {
                 tid: self.tid,
@@ -302,7 +302,7 @@ mod tests {
                 is_whole: true,
                 cause: Cause::Wait,
                 seen: None,
-                before: None,
+                similar: None,
             };
             sums.add_wait(wait, |_| "thread".into());
         }

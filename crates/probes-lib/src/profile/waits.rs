@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! out ├─────────── look ───────┤ in      the wait has the stack that was read while it lasted
-//! out ├──┤ in                            over before it was looked at: unseen
+//! out ├──┤ in                            over before it was looked at: unseen; it has the stack of a similar one
 //! out ─ ─ look ├───────┤ look ─ ─ in     records were lost: what is known to be one wait, by looks
 //! ```
 
@@ -11,7 +11,7 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::looks::Looks;
+use super::looks::{Looks, LooksByLength};
 use super::records::{PerfRecord, RecordKind};
 
 /// The waits of the threads of a process; `L` is what a look at a thread tells.
@@ -45,8 +45,8 @@ pub(super) struct ThreadWait<L> {
     pub(super) cause: Cause,
     /// What the thread was seen to do meanwhile.
     pub(super) seen: Option<L>,
-    /// If it was not seen, what it was last seen to do.
-    pub(super) before: Option<L>,
+    /// If it was not seen, what it was last seen to do in a wait of about this length.
+    pub(super) similar: Option<L>,
 }
 
 impl<L> ThreadWait<L> {
@@ -99,6 +99,7 @@ pub(super) enum Presence {
 struct Thread<L> {
     state: SwitchState,
     looks: Looks<L>,
+    by_length: LooksByLength<L>,
     on_since: Option<Duration>,
     /// Why it is off the processor, if it is.
     cause: Cause,
@@ -316,6 +317,7 @@ impl<L: Clone> Thread<L> {
         Thread {
             state,
             looks: Looks::default(),
+            by_length: LooksByLength::default(),
             on_since: None,
             cause: Cause::Wait,
             waits_begun: 0,
@@ -349,22 +351,28 @@ impl<L: Clone> Thread<L> {
         (seen.is_some() || !is_unknown).then_some((since, now))
     }
 
-    fn wait(&self, tid: i32, since: Duration, until: Duration) -> ThreadWait<L> {
+    fn wait(&mut self, tid: i32, since: Duration, until: Duration) -> ThreadWait<L> {
         let seen = self.looks.within(since, until);
-        let before = match seen {
+        let seen = seen.map(|it| it.look.clone());
+        let is_whole =
+            matches!(self.state, SwitchState::Off(_)) && !self.is_doubtful && !self.is_cut;
+        let length = until.saturating_sub(since);
+        let similar = match &seen {
+            Some(look) if is_whole => {
+                self.by_length.add(length, look.clone());
+                None
+            }
             Some(_) => None,
-            None => self.looks.before(since),
+            None => self.by_length.similar(length).cloned(),
         };
         ThreadWait {
             tid,
             since,
             until,
-            is_whole: matches!(self.state, SwitchState::Off(_))
-                && !self.is_doubtful
-                && !self.is_cut,
+            is_whole,
             cause: self.cause,
-            seen: seen.map(|it| it.look.clone()),
-            before: before.map(|it| it.look.clone()),
+            seen,
+            similar,
         }
     }
 }
@@ -411,10 +419,13 @@ mod tests {
         waits.looked(PID, at(15), "read");
         assert!(!waits.is_unseen(PID));
         assert_eq!(add(&mut waits, &[(20, In)]), [(10, Some("read"))]);
-        // The next is not seen, but what the thread was last seen to do is known.
+        // The next are not seen, and one of them is about as long.
         add(&mut waits, &[(30, Out)]);
-        let unseen = waits.add(record(31, In), &[]).unwrap();
-        assert_eq!((unseen.seen, unseen.before), (None, Some("read")));
+        let unseen = waits.add(record(38, In), &[]).unwrap();
+        assert_eq!((unseen.seen, unseen.similar), (None, Some("read")));
+        add(&mut waits, &[(38, Out)]);
+        let unseen = waits.add(record(39, In), &[]).unwrap();
+        assert_eq!((unseen.seen, unseen.similar), (None, None));
         add(&mut waits, &[(40, Out)]);
         waits.looked(PID, at(44), "poll");
         let lasting = waits.lasting(at(45));
@@ -509,7 +520,7 @@ mod tests {
             is_whole: true,
             cause: Cause::Wait,
             seen: None,
-            before: None,
+            similar: None,
         };
         let outside = |since, until| {
             let (before, after) = wait(since, until).outside(at(100)..at(200));
@@ -651,11 +662,11 @@ mod tests {
         assert_eq!(add(&mut waits, &[(160, Out)]), []);
         assert!(!waits.is_unseen(PID));
         assert_eq!(add(&mut waits, &[(170, In)]), [(10, Some("sleep"))]);
-        // A wait between two looks is one of what was seen before it.
+        // A wait between two looks is like the one before it.
         waits.looked(PID, at(195), "poll");
         add(&mut waits, &[(180, Out)]);
         let unseen = waits.add(record(185, In), &[]).unwrap();
-        assert_eq!((unseen.seen, unseen.before), (None, Some("sleep")));
+        assert_eq!((unseen.seen, unseen.similar), (None, Some("sleep")));
         assert_eq!(add(&mut waits, &[(190, Out), (200, In)])[0].1, Some("poll"));
     }
 

@@ -7,18 +7,25 @@ use super::*;
 /// `pop offset(%r14)`, with which `caml_c_call` of OCaml 4 begins, and its length.
 const POP: ([u8; 3], u64) = ([0x41, 0x8f, 0x86], 7);
 
+fn entry_of(files: &ThreadFiles) -> KernelEntry {
+    let slices = files.slices().unwrap().unwrap();
+    let moment = files.moment_since(slices).unwrap().unwrap();
+    moment.entry().unwrap()
+}
+
 /// Returns the stack pointer of a thread, once it is blocked, and the words of its stack.
 fn words_of_blocked(stacks: &mut Stacks) -> (u64, Vec<u64>) {
     let pid = stacks.pid();
     let files = ThreadFiles::open(&stacks.process, pid).unwrap().unwrap();
     test_support::eventually("the program waits for a command", || {
-        let look = stacks.look(&files).unwrap();
+        let slices = files.slices().unwrap().unwrap();
+        let look = stacks.look(&files, slices, true).unwrap();
         let Look::Blocked(blocked) = look else {
             return None;
         };
         (blocked.stack.end == StackEnd::Outermost).then_some(())
     });
-    let start = files.moment().unwrap().unwrap().place().unwrap();
+    let start = entry_of(&files);
     let start = start.stack_pointer;
     let words = (start..).step_by(8);
     let words = words.map_while(|at| stacks.memory.read_word(LiveAddr(at)).ok());
@@ -82,8 +89,7 @@ fn stacks_of_two_moments_are_noticed() {
     let mut stacks = Stacks::of_process(target.pid()).unwrap();
     let (start, words) = words_of_blocked(&mut stacks);
     let files = ThreadFiles::open(&stacks.process, target.pid());
-    let place = files.unwrap().unwrap().moment().unwrap().unwrap().place();
-    let place = place.unwrap();
+    let place = entry_of(&files.unwrap().unwrap());
     let mut pages = CachedPages::new(&stacks.memory);
     let whole = stacks.unwinder.unwind(place.registers(), &mut pages);
     assert!(stacks.unwinder.are_called(&whole.frames, &mut pages));

@@ -23,6 +23,7 @@ pub(crate) struct ThreadFiles {
     syscall: File,
     /// `None` if the kernel does not count time slices: then its counts of switches are used.
     schedstat: Option<File>,
+    wchan: Option<File>,
 }
 
 /// A thread at one moment. If it is blocked, and is equal to an earlier one, the thread has not run in between.
@@ -81,7 +82,7 @@ pub(crate) fn monotonic_now() -> Duration {
     clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
-/// More bytes than `syscall` and `schedstat` have.
+/// More bytes than `syscall`, `schedstat` and `wchan` have.
 const MAX_BYTES: usize = 256;
 
 impl ThreadFiles {
@@ -103,22 +104,36 @@ impl ThreadFiles {
             process: process.clone(),
             syscall,
             schedstat,
+            wchan: open("wchan").ok(),
             directory,
         }))
     }
 
-    /// Returns what it does now; `None` if it has exited.
+    /// Returns what it does now; `None` if it has exited. If it was just counted how often it has been switched to, that are the `slices`.
     ///
     /// # Errors
     ///
     /// If that may not be read.
-    pub(crate) fn moment(&self) -> Result<Option<Moment>> {
+    pub(crate) fn moment_since(&self, slices: Slices) -> Result<Option<Moment>> {
         // In this order: if the thread runs between these two reads, the slices of the next moment differ.
-        let Some(slices) = self.slices()? else {
-            return Ok(None);
-        };
         let syscall = unless_gone(&self.process, &self.directory, read(&self.syscall))?;
         Ok(syscall.map(|syscall| Moment { syscall, slices }))
+    }
+
+    /// Returns whether it has run since it was blocked at this moment, or has exited.
+    ///
+    /// # Errors
+    ///
+    /// If that may not be read.
+    pub(crate) fn has_run_since(&self, moment: &Moment) -> Result<bool> {
+        let slices = self.slices()?;
+        if self.schedstat.is_some() {
+            // They change when it is switched to, before it runs.
+            return Ok(slices.as_ref() != Some(&moment.slices));
+        }
+        // The counts of switches change when it is switched from.
+        let now = slices.map(|slices| self.moment_since(slices));
+        Ok(now.transpose()?.flatten().as_ref() != Some(moment))
     }
 
     /// Returns what tells whether it has run between two calls; `None` if it has exited.
@@ -150,11 +165,7 @@ impl ThreadFiles {
 
     /// The function of the kernel that it waits in.
     pub(super) fn kernel_function(&self) -> Option<String> {
-        let name = self
-            .process
-            .read(&format!("{}/wchan", self.directory))
-            .ok()?;
-        let name = String::from_utf8(name).ok()?;
+        let name = String::from_utf8(read(self.wchan.as_ref()?).ok()?).ok()?;
         (!name.is_empty() && name != "0").then_some(name)
     }
 
@@ -221,7 +232,7 @@ fn counts_slices(file: &File) -> bool {
 
 impl Moment {
     /// Where it is blocked; `None` if it was running.
-    pub(super) fn place(&self) -> Option<KernelEntry> {
+    pub(super) fn entry(&self) -> Option<KernelEntry> {
         KernelEntry::parse(&self.syscall)
     }
 }

@@ -69,6 +69,19 @@ pub(super) fn restarted(code: &[u8]) -> Option<u32> {
     numbers.find(|number| RESTARTED.contains(&libc::c_long::from(*number)))
 }
 
+/// Returns the number of the system call that restart_syscall(2) resumes, by the function of the kernel that waits: C libraries may have
+/// one `syscall` instruction for many calls. They sleep by clock_nanosleep(2).
+pub(super) fn restarted_in(kernel_function: &str) -> Option<u32> {
+    const RESTARTED: [(&str, libc::c_long); 3] = [
+        ("nanosleep", libc::SYS_clock_nanosleep),
+        ("poll", libc::SYS_poll),
+        ("futex", libc::SYS_futex),
+    ];
+    let mut restarted = RESTARTED.into_iter();
+    let (_, number) = restarted.find(|(part, _)| kernel_function.contains(part))?;
+    u32::try_from(number).ok()
+}
+
 impl SystemCall {
     /// Whether it is restart_syscall(2), which resumes the call that the thread was in when it was stopped.
     pub(super) fn is_restart(&self) -> bool {
@@ -187,5 +200,18 @@ mod tests {
         for code in [&read[..], &sleep[..9], &[0x0f, 0x05], &[]] {
             assert_eq!(restarted(code), None, "{code:x?}");
         }
+    }
+
+    #[test]
+    fn restarted_call_is_that_of_the_kernel() {
+        // As Linux 6.18 names them.
+        for (function, number) in [
+            ("hrtimer_nanosleep", libc::SYS_clock_nanosleep),
+            ("do_poll.constprop.0", libc::SYS_poll),
+            ("futex_do_wait", libc::SYS_futex),
+        ] {
+            assert_eq!(restarted_in(function), Some(number as u32), "{function}");
+        }
+        assert_eq!(restarted_in("pipe_read"), None);
     }
 }
