@@ -95,6 +95,9 @@ const MAX_DOMAINS_KEPT: usize = 1 << 16;
 /// How often it is tried whether the kernel samples a thread.
 const TRIED_HZ: u32 = 99;
 
+/// How long a switch takes at most.
+const MAX_SWITCH_COST: Duration = Duration::from_micros(20);
+
 /// How long to wait between two looks at waits, at least.
 const WAIT_INTERVAL: Duration = Duration::from_micros(800);
 
@@ -945,6 +948,20 @@ impl Profiler {
         stopped_at
     }
 
+    /// Returns for how long a thread runs, by the kernel's count, until it is recorded that it got a processor: that time is in what it
+    /// has run, and in what it has waited. `times` are those of all threads, by the same counts.
+    fn switch_cost(&self, times: &ThreadTimes) -> Duration {
+        let Some(recorded) = self.recorded.as_ref().filter(|_| self.is_counted) else {
+            return Duration::ZERO;
+        };
+        let (off, arrivals) = recorded.waits.off_and_arrivals();
+        let excess = off.saturating_sub(times.off.saturating_add(times.runnable));
+        let cost = excess / u32::try_from(arrivals.max(1)).unwrap_or(u32::MAX);
+        // What is more has other reasons.
+        let is_known = recorded.waits.lost == 0 && cost <= MAX_SWITCH_COST;
+        if is_known { cost } else { Duration::ZERO }
+    }
+
     /// Returns what was found so far.
     pub fn profile(&mut self) -> Profile {
         self.collect(true);
@@ -982,6 +999,10 @@ impl Profiler {
         let mut times = self.exited;
         for thread in self.threads.values() {
             times.add(thread.times());
+        }
+        let switch_cost = self.switch_cost(&times);
+        for stack in &mut stacks {
+            stack.shorten_waits(switch_cost);
         }
         times.running = self.sums.process.running();
         Profile {

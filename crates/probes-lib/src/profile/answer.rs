@@ -161,6 +161,15 @@ pub struct ProfiledStack {
 }
 
 impl ProfiledStack {
+    /// Subtracts a time from each of its waits, if they were recorded.
+    pub(super) fn shorten_waits(&mut self, time: Duration) {
+        if let Some(waits) = &mut self.waits {
+            let subtracted;
+            (*waits, subtracted) = waits.shortened_by(time);
+            self.time = self.time.saturating_sub(subtracted);
+        }
+    }
+
     /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
     pub fn is_complete(&self) -> bool {
         self.end == Some(StackEnd::Outermost) && !self.is_guessed

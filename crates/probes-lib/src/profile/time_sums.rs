@@ -94,6 +94,29 @@ impl WaitTimes {
         self.longest = self.longest.max(time);
     }
 
+    /// Subtracts a time from each wait, and returns these waits, and how much was subtracted in all.
+    pub(super) fn shortened_by(&self, time: Duration) -> (WaitTimes, Duration) {
+        let cost = nanoseconds(time);
+        let mut all = WaitTimes {
+            longest: self.longest.saturating_sub(time),
+            parts: self.parts,
+            ..WaitTimes::default()
+        };
+        let mut number = 0;
+        for (bucket, count) in &self.counts {
+            let (least, different) = histogram::times_of(*bucket, PRECISION);
+            let middle = (least + different / 2).saturating_sub(cost);
+            *all.counts
+                .entry(histogram::bucket_of(middle, PRECISION))
+                .or_default() += count;
+            number += count;
+        }
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        let subtracted = time.saturating_mul(number).min(self.sum);
+        all.sum = self.sum.saturating_sub(subtracted);
+        (all, subtracted)
+    }
+
     /// Adds other waits.
     pub fn merge(&mut self, other: &WaitTimes) {
         for (bucket, count) in &other.counts {
@@ -309,6 +332,28 @@ mod tests {
         assert!(sums.by_key.len() <= 2 * MAX_STACKS + 1);
         let time: Duration = sums.by_key.values().map(|sum| sum.time).sum();
         assert_eq!(time, Duration::from_nanos(count as u64));
+    }
+
+    #[test]
+    fn each_wait_is_shortened() {
+        let mut waits = WaitTimes::default();
+        for microseconds in [4, 100, 200] {
+            waits.add(Duration::from_micros(microseconds));
+        }
+        let (shorter, subtracted) = waits.shortened_by(Duration::from_micros(10));
+        assert_eq!(subtracted, Duration::from_micros(30));
+        let times = shorter.times();
+        assert_eq!(
+            (times.count(), times.max()),
+            (3, Duration::from_micros(190))
+        );
+        assert_eq!(times.sum(), Duration::from_micros(274));
+        let median = times.quantile(0.5).as_secs_f64();
+        assert!((87e-6..93e-6).contains(&median), "{median}");
+        // No more than there is.
+        let (none, subtracted) = waits.shortened_by(Duration::from_secs(1));
+        assert_eq!(subtracted, Duration::from_micros(304));
+        assert_eq!(none.times().sum(), Duration::ZERO);
     }
 
     #[test]

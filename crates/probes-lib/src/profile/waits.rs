@@ -31,6 +31,9 @@ pub(super) struct Waits<L> {
     clock_read: Duration,
     /// How long it has run since, by these records.
     ran_since: Duration,
+    /// How long threads were off their processors, by these records, and how often they got one again.
+    off: Duration,
+    arrivals: u64,
 }
 
 /// A time that a thread was off the processor.
@@ -116,8 +119,8 @@ enum SwitchState {
     /// Switches are recorded since this time, and none was yet.
     Unknown(Duration),
     On,
-    /// It waits for a processor.
-    Runnable,
+    /// It waits for a processor since then.
+    Runnable(Duration),
     /// It waits since then.
     Off(Duration),
 }
@@ -133,7 +136,15 @@ impl<L: Clone> Waits<L> {
             doubtful_until: Duration::ZERO,
             clock_read: begun,
             ran_since: Duration::ZERO,
+            off: Duration::ZERO,
+            arrivals: 0,
         }
+    }
+
+    /// Returns how long threads were off their processors, waiting for one or for something else, and how often they got one
+    /// again. Waits that last are in it once they were returned.
+    pub(super) fn off_and_arrivals(&self) -> (Duration, u64) {
+        (self.off, self.arrivals)
     }
 
     /// From this time on, waits are counted. Nothing was added yet.
@@ -262,11 +273,23 @@ impl<L: Clone> Waits<L> {
             (RecordKind::In, _) => SwitchState::On,
             (_, off @ SwitchState::Off(_)) if !entry.is_doubtful => off,
             (RecordKind::Out, _) => SwitchState::Off(at),
-            (_, _) => SwitchState::Runnable,
+            (_, runnable @ SwitchState::Runnable(_)) => runnable,
+            (_, _) => SwitchState::Runnable(at),
         };
         let is_over = record.kind == RecordKind::In || entry.is_doubtful;
         let wait = entry.waited(at).filter(|_| is_over);
         let wait = wait.map(|(since, until)| entry.wait(tid, since, until));
+        if record.kind == RecordKind::In {
+            let waited = wait.as_ref().map_or(Duration::ZERO, ThreadWait::time);
+            let preempted = match entry.state {
+                SwitchState::Runnable(since) if !entry.is_doubtful => at.saturating_sub(since),
+                _ => Duration::ZERO,
+            };
+            self.off = self.off.saturating_add(waited.max(preempted));
+            // It may have an event twice.
+            let is_on = matches!(entry.state, SwitchState::On | SwitchState::Unknown(_));
+            self.arrivals += u64::from(!is_on);
+        }
         if matches!(state, SwitchState::Off(_)) && state != entry.state {
             entry.waits_begun += 1;
             entry.is_cut = false;
@@ -288,7 +311,7 @@ impl<L: Clone> Waits<L> {
         };
         let presence = match thread.state {
             SwitchState::Unknown(_) | SwitchState::On => Presence::OnProcessor,
-            SwitchState::Runnable => Presence::Runnable,
+            SwitchState::Runnable(_) => Presence::Runnable,
             SwitchState::Off(_) => Presence::Off,
         };
         (presence, thread.waits_begun)
@@ -305,6 +328,7 @@ impl<L: Clone> Waits<L> {
                 is_whole: false,
                 ..thread.wait(tid, since, until)
             });
+            self.off = self.off.saturating_add(until.saturating_sub(since));
             thread.state = SwitchState::Off(now);
             thread.is_cut = true;
         }
@@ -330,7 +354,7 @@ impl<L: Clone> Thread<L> {
     fn ran_from(&self, begun: Duration) -> Option<Duration> {
         match self.state {
             SwitchState::On | SwitchState::Unknown(_) => Some(self.on_since.unwrap_or(begun)),
-            SwitchState::Runnable | SwitchState::Off(_) => None,
+            SwitchState::Runnable(_) | SwitchState::Off(_) => None,
         }
     }
 
@@ -340,7 +364,7 @@ impl<L: Clone> Thread<L> {
         let (since, is_unknown) = match self.state {
             SwitchState::Off(since) => (since, false),
             SwitchState::Unknown(since) => (since, true),
-            SwitchState::On | SwitchState::Runnable => return None,
+            SwitchState::On | SwitchState::Runnable(_) => return None,
         };
         let seen = self.looks.within(since, now);
         if self.is_doubtful {
@@ -540,6 +564,20 @@ mod tests {
         waits.add_existing(PID);
         let records = [(10, Preempted), (20, In), (30, Out), (40, In)];
         assert_eq!(add(&mut waits, &records), [(10, None)]);
+    }
+
+    #[test]
+    fn time_off_processors_is_that_of_all_causes() {
+        let mut waits: Waits<&str> = Waits::of_process(PID, at(0));
+        waits.add_existing(PID);
+        let preempted = [(10, Preempted), (12, Preempted), (20, In), (20, In)];
+        add(&mut waits, &preempted);
+        assert_eq!(waits.off_and_arrivals(), (at(10), 1));
+        add(&mut waits, &[(30, Out), (50, In), (51, In), (60, Out)]);
+        assert_eq!(waits.off_and_arrivals(), (at(30), 2));
+        waits.lasting(at(65));
+        add(&mut waits, &[(70, In)]);
+        assert_eq!(waits.off_and_arrivals(), (at(40), 3));
     }
 
     #[test]
