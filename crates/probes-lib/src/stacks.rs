@@ -620,14 +620,21 @@ impl Stacks {
         entry: &KernelEntry,
         kernel_function: Option<&str>,
     ) -> Result<(ThreadState, Arc<RawStack>)> {
+        let mut memory = CachedPages::new(&self.memory);
+        let mut entry = *entry;
+        if entry.call.is_some_and(|call| call.is_restart()) {
+            let restarted = self.known.restarted(&entry, &mut memory);
+            if let (Some(call), Some(number)) = (&mut entry.call, restarted) {
+                call.number = number;
+            }
+        }
         // The function of the kernel is another one in a thread that is stopped or frozen.
         if kernel_function.is_some() || !files.is_stopped() {
-            let mut memory = CachedPages::new(&self.memory);
-            if let Some(known) = self.known.find(entry, kernel_function, &mut memory) {
+            if let Some(known) = self.known.find(&entry, kernel_function, &mut memory) {
                 return Ok(known);
             }
         }
-        self.find_stack(files, moment, entry, kernel_function, false)
+        self.find_stack(files, moment, &entry, kernel_function, false)
     }
 
     fn find_stack(

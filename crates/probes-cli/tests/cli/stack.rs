@@ -91,14 +91,15 @@ fn live_stacks_say_what_they_lack() {
             assert_eq!(addresses(thread), expected[&tid], "{name}");
         }
         assert_eq!(threads["spins"]["stack"], "unread");
-        let said = run(&format!("stack -live -pid {pid} -format table")).stderr;
-        assert_eq!(
-            said,
-            "ocaml-probes: warning: 1 thread without frames: they were running, and -live stops nothing\n\
+        let expected = "ocaml-probes: warning: 1 thread without frames: they were running, and -live stops nothing\n\
              hint: without -live, they are stopped for some 50 us\n\
              ocaml-probes: warning: 2 stacks cut or guessed\n\
-             hint: the last line of a cut stack says why (`cut` in JSON); of a guessed one, a register was not known\n"
-        );
+             hint: the last line of a cut stack says why (`cut` in JSON); of a guessed one, a register was not known\n";
+        // The debugger has just woken all threads.
+        eventually("one thread alone is running", || {
+            let said = run(&format!("stack -live -pid {pid} -format table")).stderr;
+            (said == expected).then_some(())
+        });
     }
 }
 

@@ -116,15 +116,12 @@ fn waits_belong_to_the_functions_that_wait() {
             waits(&profile, is_there).1
         })
         .collect();
-    // How much of the time is in a wrong place, or in none.
-    let total: f64 = own.iter().sum();
-    let missing = own.iter().zip(&found).map(|(own, found)| own - found);
-    let wrong: f64 = missing.map(|it| it.max(0.0)).sum();
-    let runnable = number(&profile["times"], "runnable_seconds");
-    assert!(
-        wrong < 0.1 * total + runnable,
-        "{own:?} {found:?}: {profile}"
-    );
+    let (of_program, all): (f64, f64) = (own.iter().sum(), found.iter().sum());
+    assert!(all > 0.9 * of_program, "{own:?} {found:?}: {profile}");
+    // How much of the time is that of another place. It was 7 % to 10 % when looks were rare.
+    let missing = own.iter().zip(&found);
+    let missing = missing.map(|(own, found)| (own / of_program - found / all).max(0.0));
+    assert!(missing.sum::<f64>() < 0.04, "{own:?} {found:?}: {profile}");
 }
 
 // promise: Profiles: Waits of threads that begin and exit between two samples are recorded (20 threads)

@@ -24,31 +24,31 @@ const MAX_WORDS: usize = 1 << 10;
 /// How many stacks are kept of one place: all are compared.
 const MAX_OF_PLACE: usize = 1 << 6;
 
-/// Where a thread waits: its system call, the function of the kernel, and its stack pointer and program counter.
-#[derive(PartialEq, Eq, Hash)]
-struct WaitPlace {
-    call: Option<u32>,
-    kernel_function: Option<String>,
-    stack_pointer: u64,
-    program_counter: u64,
+/// The stack pointer and the program counter of a thread that waits.
+type WaitPlace = (u64, u64);
+
+fn place_of(entry: &KernelEntry) -> WaitPlace {
+    (entry.stack_pointer, entry.program_counter)
 }
 
-impl WaitPlace {
-    fn of(entry: &KernelEntry, kernel_function: Option<&str>) -> WaitPlace {
-        WaitPlace {
-            call: entry.call.map(|call| call.number),
-            kernel_function: kernel_function.map(str::to_owned),
-            stack_pointer: entry.stack_pointer,
-            program_counter: entry.program_counter,
-        }
-    }
+fn number_of(entry: &KernelEntry) -> Option<u32> {
+    entry.call.map(|call| call.number)
 }
 
 /// A stack that was found, and the words that were read for it: their addresses, and what they were.
 struct KnownStack {
+    call: Option<u32>,
+    kernel_function: Option<String>,
     words: Vec<(u64, u64)>,
     state: ThreadState,
     stack: Arc<RawStack>,
+}
+
+impl KnownStack {
+    fn is_in(&self, memory: &mut impl StackMemory) -> bool {
+        let mut words = self.words.iter();
+        words.all(|&(at, word)| memory.word(at) == Some(word))
+    }
 }
 
 #[derive(Default)]
@@ -66,12 +66,29 @@ impl KnownStacks {
         kernel_function: Option<&str>,
         memory: &mut impl StackMemory,
     ) -> Option<(ThreadState, Arc<RawStack>)> {
-        let of_place = self.by_place.get(&WaitPlace::of(entry, kernel_function))?;
-        let mut is_same = |&(at, word): &(u64, u64)| memory.word(at) == Some(word);
-        let known = of_place
-            .iter()
-            .find(|known| known.words.iter().all(&mut is_same))?;
+        let mut of_place = self.by_place.get(&place_of(entry))?.iter();
+        let known = of_place.find(|known| {
+            known.call == number_of(entry)
+                && known.kernel_function.as_deref() == kernel_function
+                && known.is_in(memory)
+        })?;
         Some((known.state.clone(), known.stack.clone()))
+    }
+
+    /// Returns the number of the system call that restart_syscall(2) resumes in a thread: the one in which the same stack waited
+    /// before.
+    pub(super) fn restarted(
+        &self,
+        entry: &KernelEntry,
+        memory: &mut impl StackMemory,
+    ) -> Option<u32> {
+        let of_place = self.by_place.get(&place_of(entry))?;
+        of_place.iter().find_map(|known| match &known.state {
+            ThreadState::Blocked { call, .. } if !call.is_restart() && known.is_in(memory) => {
+                Some(call.number)
+            }
+            _ => None,
+        })
     }
 
     /// Keeps a stack that was found by these `reads`, unless it depends on more than the place and words of memory.
@@ -96,13 +113,15 @@ impl KnownStacks {
         if unwinder.unwind(without_arguments, &mut memory) != **stack {
             return;
         }
-        let place = WaitPlace::of(entry, kernel_function);
+        let place = place_of(entry);
         let of_place = self.by_place.get(&place).map_or(0, Vec::len);
         if self.words + words.len() > MAX_KEPT || of_place >= MAX_OF_PLACE {
             *self = KnownStacks::default();
         }
         self.words += words.len();
         self.by_place.entry(place).or_default().push(KnownStack {
+            call: number_of(entry),
+            kernel_function: kernel_function.map(str::to_owned),
             words,
             state: state.clone(),
             stack: stack.clone(),
@@ -228,7 +247,11 @@ mod tests {
             end: StackEnd::UnknownCode(at),
             is_guessed: false,
         });
-        let (reads, found) = (recorded.reads(), (&ThreadState::Waiting, &stack));
+        let state = ThreadState::Blocked {
+            call: entry(1).call.unwrap(),
+            waits_for: None,
+        };
+        let (reads, found) = (recorded.reads(), (&state, &stack));
         known.add(&entry(1), Some("do_nanosleep"), found, reads, &mut unwinder);
         stack
     }
@@ -253,6 +276,19 @@ mod tests {
             assert!(sleeps(1, words).is_none(), "{words:?}");
         }
         assert!(found(&known, &entry(1), "do_signal_stop", &[1, 2, 3]).is_none());
+        // It goes on after a stop.
+        let number = libc::SYS_restart_syscall as u32;
+        let call = SystemCall {
+            number,
+            arguments: [1; 6],
+        };
+        let after_stop = KernelEntry {
+            call: Some(call),
+            ..entry(1)
+        };
+        let restarted = |words: &[u64]| known.restarted(&after_stop, &mut Words(words.to_vec()));
+        assert_eq!(restarted(&[1, 9, 3]), Some(230));
+        assert_eq!(restarted(&[1, 3, 3]), None);
         let elsewhere = KernelEntry {
             stack_pointer: STACK + 8,
             ..entry(1)
