@@ -152,10 +152,10 @@ pub use expression::{
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
     AvailableObservation, BadLinear, CallFrame, CallerLatency, CleanReport, CopiedStack, Counts,
-    DiscardedPatches, Event, EventKind, Events, ForkedChildren, FunctionHits, FunctionLatency, Key,
-    KeyedCount, KeyedCounts, KeyedHistogram, KeyedHistograms, KeyedTime, KeyedTimes, Latency,
-    Linear, Observation, PairKey, Quantile, RefusedFunction, SiteHits, SlowPair, Times, Value,
-    ValueBucket, ValueHistogram, ValueRecorder,
+    DiscardedPatches, Event, EventBatch, EventKind, Events, ForkedChildren, FunctionHits,
+    FunctionLatency, Key, KeyedCount, KeyedCounts, KeyedHistogram, KeyedHistograms, KeyedTime,
+    KeyedTimes, Latency, Linear, Observation, PairKey, Quantile, RefusedFunction, SiteHits,
+    SlowPair, Times, Value, ValueBucket, ValueHistogram, ValueRecorder,
 };
 pub use observer::{ObservationReport, Observer};
 

@@ -50,7 +50,7 @@ pub use self::read::callers::CallerLatency;
 pub use self::read::calls::FunctionLatency;
 pub use self::read::copied_stack::CopiedStack;
 pub use self::read::counts::{Counts, FunctionHits, SiteHits};
-pub use self::read::events::{CallFrame, Event, EventKind, Events, PairKey, SlowPair};
+pub use self::read::events::{CallFrame, Event, EventBatch, EventKind, Events, PairKey, SlowPair};
 pub use self::read::keyed_times::{KeyedTime, KeyedTimes};
 pub use self::read::keyed_values::{KeyedHistogram, KeyedHistograms};
 pub use self::read::keys::{Key, KeyedCount, KeyedCounts};

@@ -25,7 +25,7 @@ use crate::observe::read::ActiveObservation;
 use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
 use crate::observe::read::counts::Counts;
 use crate::observe::read::data_source::{DataSource, ProcessData, SharedData};
-use crate::observe::read::events::{EventReader, Events};
+use crate::observe::read::events::{EventBatch, EventReader, Events};
 use crate::observe::read::histograms::read_histograms;
 use crate::observe::read::keyed_times::KeyedTimes;
 use crate::observe::read::keyed_values::KeyedHistograms;
@@ -311,8 +311,17 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// Same as [`Observer::counts`]; up to 50 ms later, if nothing was hit meanwhile.
+    /// Same as [`Observer::counts`]; up to 50 ms later, if nothing was hit meanwhile, or hits have no arguments.
     pub fn events(&mut self) -> Result<Events> {
+        self.event_batch().map(EventBatch::into_events)
+    }
+
+    /// Reads the hits as [`Observer::events`] does, to be decoded one after the other.
+    ///
+    /// # Errors
+    ///
+    /// Same as [`Observer::events`].
+    pub fn event_batch(&mut self) -> Result<EventBatch<'_>> {
         self.refuse_removed()?;
         self.look_for_gaps();
         if let Err(error) = self.renew_pages() {
@@ -322,15 +331,26 @@ impl Observer {
             }
         }
         let clock = self.active.ticks.clock();
-        let (target, active) = (&self.target, &self.active);
+        let (target, active) = (&self.target, &mut self.active);
         let process = target.opened.process();
-        let mut events = self.lock_events();
-        let rings = source_of(target, &active.arenas, &active.data, None);
-        if let Some(nothing) = events.empty_if_no_new_records(&rings) {
-            return Ok(nothing);
-        }
-        read_from(target, &active.arenas, &active.data, |source, memory| {
-            events.read(process, source, memory, &clock, false)
+        let reader = active.events.get_mut();
+        let reader = reader.unwrap_or_else(PoisonError::into_inner);
+        EventBatch::of(reader, process, clock, |reader| {
+            let rings = source_of(target, &active.arenas, &active.data, None);
+            let heads = reader.heads(&rings);
+            if reader.has_nothing_new(heads.as_ref()) {
+                return Ok((reader.nothing(), None));
+            }
+            if heads.is_some() && !reader.is_full_reading_needed() {
+                // These are records of this observation: its number is read with them. If not, the other way tells why.
+                if let Ok(beside) = reader.read_rings(process, &rings, heads, false) {
+                    return Ok((beside, None));
+                }
+            }
+            let read = |source: &DataSource<'_>, _: Option<&_>| {
+                reader.read_records(process, source, heads, false)
+            };
+            read_with_memory(target, &active.arenas, &active.data, read)
         })
     }
 
@@ -421,10 +441,21 @@ fn read_from<T>(
     data: &Option<SharedData>,
     read: impl FnOnce(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T>,
 ) -> Result<T> {
+    read_with_memory(target, arenas, data, read).map(|(read, _)| read)
+}
+
+/// The same, and returns that memory.
+fn read_with_memory<T>(
+    target: &Target,
+    arenas: &[Arena],
+    data: &Option<SharedData>,
+    read: impl FnOnce(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T>,
+) -> Result<(T, Option<ProcessMemory>)> {
     let memory = target.opened.unshadowed_memory_to_read();
     if data.is_some() {
-        let memory = memory.as_ref().ok();
-        return read(&source_of(target, arenas, data, memory), memory);
+        let memory = memory.ok();
+        let source = source_of(target, arenas, data, memory.as_ref());
+        return read(&source, memory.as_ref()).map(|read| (read, memory));
     }
     let memory = memory?;
     let read = read(
@@ -432,9 +463,9 @@ fn read_from<T>(
         Some(&memory),
     );
     // Afterwards: the observation may have been removed while we read.
-    refuse_taken_over(target, &memory, arenas)
-        .and(read)
-        .map_err(|error| target.opened.executed_or(error))
+    let checked = refuse_taken_over(target, &memory, arenas).and(read);
+    let read = checked.map_err(|error| target.opened.executed_or(error))?;
+    Ok((read, Some(memory)))
 }
 
 /// Returns where the recorded data are read.

@@ -2,8 +2,8 @@
 //!
 //! A trampoline claims a record by adding one to the head of its ring, and completes the record by
 //! writing the record's number into it. The record may be overwritten as soon as the ring has
-//! wrapped around. So it is read twice: what was read the second time is valid if the record was
-//! complete both times, and the ring had not wrapped around to it afterwards. A thread that is so
+//! wrapped around. So it is read twice, one system call for both: what was read the second time is valid if the record
+//! was complete both times, and the ring had not wrapped around to it afterwards. A thread that is so
 //! late that it still writes a record of an earlier round is noticed only once it writes the number.
 
 use std::io;
@@ -19,20 +19,33 @@ use crate::observe::layout::shared::{HEADER_LEN, SharedLayout, record};
 /// have left its trampoline in another way.
 const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How many bytes a buffer may keep from one reading to the next.
+const MAX_KEPT: usize = 4 << 20;
+
+/// How many records of each ring were claimed.
+pub(crate) type Heads = [u64; GROUPS];
+
 /// How far the rings have been read.
 #[derive(Debug)]
 pub(crate) struct Rings {
     pub(crate) shared: LiveAddr,
     layout: SharedLayout,
-    next: [u64; GROUPS],
+    next: Heads,
     /// Since when the next record of a ring has been incomplete.
     waiting: [Option<Instant>; GROUPS],
+    /// What was read the first time.
+    first_copy: Vec<u8>,
 }
 
-/// Records, each of the length that the layout says.
+/// Records that were read, in the order of their times.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
-    pub(crate) bytes: Vec<u8>,
+    /// The first `len` bytes are records, each of `record_len` bytes.
+    bytes: Vec<u8>,
+    len: usize,
+    record_len: usize,
+    /// If these are not in the order of their times: their times and indices.
+    order: Vec<(u64, usize)>,
     /// How many were overwritten before they could be read, or never completed.
     pub(crate) dropped: u64,
 }
@@ -45,37 +58,46 @@ impl Rings {
             layout,
             next: [0; GROUPS],
             waiting: [None; GROUPS],
+            first_copy: Vec::new(),
         }
     }
 
-    /// Reads the new records, in the order of their times. `is_over` says that no trampoline writes any
-    /// more.
+    /// Reads the new records, and replaces `records` by these. `heads` are those of the rings, if they were just read.
+    /// `is_over` says that no trampoline writes any more.
     ///
     /// # Errors
     ///
     /// If a ring cannot be read; but if others had new records, these are returned, and the next call fails, unless it
     /// `is_over`.
-    pub(crate) fn read(&mut self, memory: &impl ReadMemory, is_over: bool) -> io::Result<Records> {
-        let mut records = Records::default();
+    pub(crate) fn read(
+        &mut self,
+        memory: &impl ReadMemory,
+        heads: Option<Heads>,
+        is_over: bool,
+        records: &mut Records,
+    ) -> io::Result<()> {
+        records.clear();
+        records.record_len = self.layout.record_len as usize;
+        shrink(&mut self.first_copy);
         if self.layout.record_len == 0 {
-            return Ok(records);
+            return Ok(());
         }
-        let heads = self.heads(memory)?;
+        let heads = heads.map_or_else(|| self.heads(memory), Ok)?;
         for (group, head) in heads.into_iter().enumerate() {
-            match self.read_ring(memory, (group, head), is_over, &mut records) {
-                Err(error) if is_over || records.bytes.is_empty() => return Err(error),
+            match self.read_ring(memory, (group, head), is_over, records) {
+                Err(error) if is_over || records.is_empty() => return Err(error),
                 Err(_) => break,
                 Ok(()) => {}
             }
         }
-        records.sort(self.layout.record_len as usize);
-        Ok(records)
+        records.sort();
+        Ok(())
     }
 
-    /// Returns whether there are no new records, and none is awaited.
-    pub(crate) fn have_nothing_new(&self, memory: &impl ReadMemory) -> bool {
+    /// Returns whether there are no new records with these heads, and none is awaited.
+    pub(crate) fn have_nothing_new(&self, heads: &Heads) -> bool {
         let is_awaited = self.layout.record_len == 0 || self.waiting.iter().any(Option::is_some);
-        !is_awaited && self.heads(memory).is_ok_and(|heads| heads == self.next)
+        !is_awaited && *heads == self.next
     }
 
     /// Reads the new records of the ring of a group, with its head.
@@ -92,45 +114,38 @@ impl Rings {
         if head <= next {
             return Ok(());
         }
-        let mut first = next.max(head.saturating_sub(room));
-        let len = self.layout.record_len as usize;
-        let is_complete = |(record, number): &(&[u8], u64)| word(record, record::NUMBER) == *number;
-        let bytes = self.copy(memory, group, first, head)?;
+        let first = next.max(head.saturating_sub(room));
+        let many = (head - first) as usize;
+        let head = self.copy_twice(memory, group, (first, many), records)?;
+        let len = records.record_len;
+        let (once, again) = (&self.first_copy[..], &mut records.bytes[records.len..]);
         // The head may be u64::MAX, so one more than it cannot be the end of a range.
-        let numbers = |from: u64, to: u64| (from..to).map(|position| position + 1);
-        let numbered = || bytes.chunks_exact(len).zip(numbers(first, head));
-        let end = if is_over {
-            head
-        } else {
-            first + numbered().take_while(is_complete).count() as u64
+        let has_number = |bytes: &[u8], index: usize| {
+            word(&bytes[index * len..], record::NUMBER) == first + index as u64 + 1
         };
-        // The records are read again, now that it is known which of them are complete.
-        let was_complete: Vec<bool> = numbered().map(|one| is_complete(&one)).collect();
-        let mut bytes = self.copy(memory, group, first, end)?;
-        let oldest = self.head(memory, group)?.saturating_sub(room);
-        let gone = oldest.clamp(first, end.max(first)) - first;
-        bytes.drain(..gone as usize * len);
-        let was_complete = was_complete.iter().skip(gone as usize);
-        // A record of an earlier round of the ring that was completed late may have overwritten one
-        // of these.
-        let numbers = numbers(first + gone, end);
-        let candidates = bytes.chunks_exact(len).zip(numbers).zip(was_complete);
-        let stayed =
-            |(one, was_complete): ((&[u8], u64), &bool)| *was_complete && is_complete(&one);
-        let stayed: Vec<bool> = candidates.map(stayed).collect();
-        // Long runs are copied at once.
-        let mut rest = &bytes[..];
-        for run in stayed.chunk_by(|one, next| one == next) {
-            let (these, behind) = rest.split_at(run.len() * len);
-            rest = behind;
-            if run[0] {
-                records.bytes.extend_from_slice(these);
-            } else {
-                records.drop_records(run.len() as u64);
+        let end = if is_over {
+            many
+        } else {
+            let is_complete = |index: &usize| has_number(once, *index);
+            (0..many).take_while(is_complete).count()
+        };
+        let oldest = head.saturating_sub(room);
+        let gone = (oldest.max(first) - first).min(end as u64) as usize;
+        let mut kept = 0;
+        for index in gone..end {
+            // A record of an earlier round of the ring that was completed late may have overwritten it meanwhile.
+            if has_number(once, index) && has_number(again, index) {
+                if kept != index {
+                    again.copy_within(index * len..(index + 1) * len, kept * len);
+                }
+                kept += 1;
             }
         }
-        first = first.max(oldest);
-        let mut after = end.max(first);
+        records.len += kept * len;
+        let end_at = first + end as u64;
+        let first = first.max(oldest);
+        let mut after = end_at.max(first);
+        records.drop_records((end - gone - kept) as u64);
         records.drop_records(first - next);
         self.waiting[group] = if after > next {
             None
@@ -152,8 +167,8 @@ impl Rings {
         self.shared.plus(self.layout.ring(group))
     }
 
-    /// Reads the heads of all rings.
-    fn heads(&self, memory: &impl ReadMemory) -> io::Result<[u64; GROUPS]> {
+    /// Reads the heads of all rings: how many records have been claimed.
+    pub(crate) fn heads(&self, memory: &impl ReadMemory) -> io::Result<Heads> {
         let mut heads = [[0; 8]; GROUPS];
         let groups = heads.iter_mut().enumerate();
         let pieces = groups.map(|(group, head)| (self.ring(group), &mut head[..]));
@@ -162,47 +177,92 @@ impl Rings {
         Ok(heads.map(u64::from_le_bytes))
     }
 
-    /// Reads the head of a ring: how many records have been claimed.
-    fn head(&self, memory: &impl ReadMemory, group: usize) -> io::Result<u64> {
-        memory.read_word(self.ring(group))
-    }
-
-    /// Reads the bytes of the records from `first` up to, not including, `end`. There must not be
-    /// more of them than a ring holds.
-    fn copy(
-        &self,
+    /// Reads so many records from `first` on twice, the second time behind `records`; returns the head afterwards. There
+    /// must not be more of them than a ring holds.
+    fn copy_twice(
+        &mut self,
         memory: &impl ReadMemory,
         group: usize,
-        first: u64,
-        end: u64,
-    ) -> io::Result<Vec<u8>> {
-        let (room, len) = (self.layout.records(), u64::from(self.layout.record_len));
-        let start = self.ring(group).plus(HEADER_LEN);
-        let mut bytes = vec![0; ((end - first) * len) as usize];
+        (first, many): (u64, usize),
+        records: &mut Records,
+    ) -> io::Result<u64> {
+        let (room, len) = (self.layout.records(), records.record_len);
+        let ring = self.ring(group);
+        let start = ring.plus(HEADER_LEN);
         let at = first % room;
-        let before_wrap = (room - at).min(end - first);
-        let (one, other) = bytes.split_at_mut((before_wrap * len) as usize);
-        let mut pieces = vec![(start.plus(at * len), one)];
-        if !other.is_empty() {
-            pieces.push((start, other));
+        let before_wrap = (room - at).min(many as u64) as usize * len;
+        let once = room_for(&mut self.first_copy, 0, many * len);
+        let again = room_for(&mut records.bytes, records.len, many * len);
+        let mut head = [0; 8];
+        let mut pieces = Vec::with_capacity(5);
+        for copy in [once, again] {
+            let (one, other) = copy.split_at_mut(before_wrap);
+            pieces.push((start.plus(at * len as u64), one));
+            if !other.is_empty() {
+                pieces.push((start, other));
+            }
         }
+        pieces.push((ring, &mut head[..]));
+        // One after the other: the second copy begins when the first one is made, and the head is read last.
         let read = memory.read_pieces(&mut pieces);
         read.map_err(|(_, error)| error)?;
-        Ok(bytes)
+        Ok(u64::from_le_bytes(head))
+    }
+}
+
+/// Returns so many bytes of a buffer from an offset on; it grows if it has fewer.
+fn room_for(buffer: &mut Vec<u8>, from: usize, many: usize) -> &mut [u8] {
+    if buffer.len() < from + many {
+        buffer.resize(from + many, 0);
+    }
+    &mut buffer[from..from + many]
+}
+
+/// Gives back the memory of a buffer that is larger than it needs to be for most readings.
+fn shrink(buffer: &mut Vec<u8>) {
+    if buffer.capacity() > MAX_KEPT {
+        *buffer = Vec::new();
     }
 }
 
 impl Records {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.len / self.record_len.max(1)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns the record of this index, in the order of their times; `None` if there are not so many.
+    #[inline]
+    pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
+        let index = self.order.get(index).map_or(index, |(_, index)| *index);
+        let start = index.checked_mul(self.record_len)?;
+        let records = self.bytes[..self.len].get(start..)?;
+        let record = records.get(..self.record_len)?;
+        (!record.is_empty()).then_some(record)
+    }
+
+    /// Forgets them.
+    pub(crate) fn clear(&mut self) {
+        shrink(&mut self.bytes);
+        self.order.clear();
+        (self.len, self.dropped) = (0, 0);
+    }
+
     fn drop_records(&mut self, many: u64) {
         self.dropped = self.dropped.saturating_add(many);
     }
 
-    fn sort(&mut self, len: usize) {
-        let mut order: Vec<&[u8]> = self.bytes.chunks_exact(len).collect();
-        let time = |record: &&[u8]| word(record, record::TIME);
-        if !order.is_sorted_by_key(time) {
-            order.sort_by_key(time);
-            self.bytes = order.concat();
+    fn sort(&mut self) {
+        let records = self.bytes[..self.len].chunks_exact(self.record_len);
+        let times = records.map(|record| word(record, record::TIME));
+        if !times.clone().is_sorted() {
+            let times = times.enumerate().map(|(index, time)| (time, index));
+            self.order.extend(times);
+            self.order.sort();
         }
     }
 }
@@ -259,13 +319,17 @@ mod tests {
             Ok(())
         }
 
-        /// One read: of the heads.
+        /// The heads are one read, and so is each copy.
         fn read_pieces(
             &self,
             pieces: &mut [(LiveAddr, &mut [u8])],
         ) -> Result<(), (LiveAddr, io::Error)> {
             let (last, others) = pieces.split_last_mut().unwrap();
             for (at, bytes) in others {
+                if bytes.len() > 8 {
+                    self.read(*at, bytes).map_err(|error| (*at, error))?;
+                    continue;
+                }
                 let start = (at.0 - BASE.0) as usize;
                 bytes.copy_from_slice(&self.bytes.borrow()[start..start + bytes.len()]);
             }
@@ -302,8 +366,14 @@ mod tests {
         complete(bytes, group, position, time);
     }
 
+    fn read(rings: &mut Rings, memory: &impl ReadMemory, is_over: bool) -> io::Result<Records> {
+        let mut records = Records::default();
+        let read = rings.read(memory, None, is_over, &mut records);
+        read.map(|()| records)
+    }
+
     fn times(records: &Records) -> Vec<u64> {
-        let records = records.bytes.chunks_exact(LAYOUT.record_len as usize);
+        let records = (0..records.count()).map(|index| records.get(index).unwrap());
         records.map(|record| word(record, record::TIME)).collect()
     }
 
@@ -314,30 +384,52 @@ mod tests {
         for (group, time) in [(3, 10), (3, 20), (0, 15), (15, 5)] {
             hit(&mut memory.bytes.borrow_mut(), group, time);
         }
-        assert_eq!(times(&rings.read(&memory, false).unwrap()), [5, 10, 15, 20]);
-        assert!(times(&rings.read(&memory, false).unwrap()).is_empty());
+        assert_eq!(
+            times(&read(&mut rings, &memory, false).unwrap()),
+            [5, 10, 15, 20]
+        );
+        assert!(times(&read(&mut rings, &memory, false).unwrap()).is_empty());
         hit(&mut memory.bytes.borrow_mut(), 3, 30);
-        assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
+        assert_eq!(times(&read(&mut rings, &memory, false).unwrap()), [30]);
+    }
+
+    #[test]
+    fn records_end_with_the_last_one() {
+        assert!(Records::default().get(0).is_none());
+        let memory = memory();
+        let mut rings = Rings::at(BASE, LAYOUT);
+        for (group, time) in [(3, 10), (0, 15), (3, 20)] {
+            hit(&mut memory.bytes.borrow_mut(), group, time);
+            let records = read(&mut rings, &memory, false).unwrap();
+            assert_eq!(records.count(), 1);
+            assert!(records.get(0).is_some() && records.get(1).is_none());
+        }
+        for (group, time) in [(3, 40), (0, 30)] {
+            hit(&mut memory.bytes.borrow_mut(), group, time);
+        }
+        let records = read(&mut rings, &memory, false).unwrap();
+        assert_eq!(times(&records), [30, 40]);
+        assert!(records.get(2).is_none() && records.get(usize::MAX).is_none());
     }
 
     #[test]
     fn nothing_is_new_until_a_record_is_claimed() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
-        assert!(rings.have_nothing_new(&memory));
+        assert!(rings.have_nothing_new(&rings.heads(&memory).unwrap()));
         hit(&mut memory.bytes.borrow_mut(), 3, 10);
-        assert!(!rings.have_nothing_new(&memory));
-        rings.read(&memory, false).unwrap();
-        assert!(rings.have_nothing_new(&memory));
+        assert!(!rings.have_nothing_new(&rings.heads(&memory).unwrap()));
+        read(&mut rings, &memory, false).unwrap();
+        assert!(rings.have_nothing_new(&rings.heads(&memory).unwrap()));
         let late = claim(&mut memory.bytes.borrow_mut(), 0);
         for _ in 0..2 {
-            assert!(!rings.have_nothing_new(&memory));
-            rings.read(&memory, false).unwrap();
+            assert!(!rings.have_nothing_new(&rings.heads(&memory).unwrap()));
+            read(&mut rings, &memory, false).unwrap();
         }
         complete(&mut memory.bytes.borrow_mut(), 0, late, 20);
-        assert!(!rings.have_nothing_new(&memory));
-        assert_eq!(times(&rings.read(&memory, false).unwrap()), [20]);
-        assert!(rings.have_nothing_new(&memory));
+        assert!(!rings.have_nothing_new(&rings.heads(&memory).unwrap()));
+        assert_eq!(times(&read(&mut rings, &memory, false).unwrap()), [20]);
+        assert!(rings.have_nothing_new(&rings.heads(&memory).unwrap()));
     }
 
     #[test]
@@ -360,10 +452,10 @@ mod tests {
             hit(&mut memory.0.bytes.borrow_mut(), group, time);
         }
         let mut again = Rings::at(BASE, LAYOUT);
-        assert!(again.read(&memory, true).is_err());
-        assert_eq!(times(&rings.read(&memory, false).unwrap()), [10, 15]);
-        assert!(rings.read(&memory, false).is_err());
-        assert_eq!(times(&rings.read(&memory.0, false).unwrap()), [20]);
+        assert!(read(&mut again, &memory, true).is_err());
+        assert_eq!(times(&read(&mut rings, &memory, false).unwrap()), [10, 15]);
+        assert!(read(&mut rings, &memory, false).is_err());
+        assert_eq!(times(&read(&mut rings, &memory.0, false).unwrap()), [20]);
     }
 
     #[test]
@@ -374,7 +466,7 @@ mod tests {
         for time in 0..room + 5 {
             hit(&mut memory.bytes.borrow_mut(), 1, time);
         }
-        let records = rings.read(&memory, false).unwrap();
+        let records = read(&mut rings, &memory, false).unwrap();
         assert_eq!(records.dropped, 5);
         assert_eq!(times(&records), (5..room + 5).collect::<Vec<_>>());
     }
@@ -397,9 +489,9 @@ mod tests {
             let more = Box::new(move |bytes: &mut Vec<u8>| hits(bytes, 2));
             memory.meanwhile.borrow_mut().push(more);
         }
-        let records = rings.read(&memory, false).unwrap();
+        let records = read(&mut rings, &memory, false).unwrap();
         let mut all = times(&records);
-        let more = rings.read(&memory, false).unwrap();
+        let more = read(&mut rings, &memory, false).unwrap();
         all.extend(times(&more));
         assert_eq!(all.len() as u64 + records.dropped + more.dropped, room + 6);
         assert_eq!(
@@ -429,9 +521,9 @@ mod tests {
                 meanwhile.push(Box::new(|_| {}));
             }
             drop(meanwhile);
-            let records = rings.read(&memory, false).unwrap();
+            let records = read(&mut rings, &memory, false).unwrap();
             assert_eq!((times(&records), records.dropped), ((2..room).collect(), 2));
-            let records = rings.read(&memory, false).unwrap();
+            let records = read(&mut rings, &memory, false).unwrap();
             assert_eq!(times(&records), [room, room + 1]);
         }
     }
@@ -444,7 +536,7 @@ mod tests {
         for time in 0..room {
             hit(&mut memory.bytes.borrow_mut(), 0, time);
         }
-        rings.read(&memory, false).unwrap();
+        read(&mut rings, &memory, false).unwrap();
         for time in 0..3 {
             hit(&mut memory.bytes.borrow_mut(), 0, 1000 + time);
         }
@@ -455,7 +547,7 @@ mod tests {
         // The head is read before.
         meanwhile.push(Box::new(|_| {}));
         drop(meanwhile);
-        let records = rings.read(&memory, false).unwrap();
+        let records = read(&mut rings, &memory, false).unwrap();
         assert_eq!((times(&records), records.dropped), (vec![1000, 1002], 1));
     }
 
@@ -465,12 +557,12 @@ mod tests {
         let mut rings = Rings::at(BASE, LAYOUT);
         let late = claim(&mut memory.bytes.borrow_mut(), 0);
         hit(&mut memory.bytes.borrow_mut(), 0, 20);
-        assert!(times(&rings.read(&memory, false).unwrap()).is_empty());
+        assert!(times(&read(&mut rings, &memory, false).unwrap()).is_empty());
         complete(&mut memory.bytes.borrow_mut(), 0, late, 10);
-        assert_eq!(times(&rings.read(&memory, false).unwrap()), [10, 20]);
+        assert_eq!(times(&read(&mut rings, &memory, false).unwrap()), [10, 20]);
         claim(&mut memory.bytes.borrow_mut(), 0);
         hit(&mut memory.bytes.borrow_mut(), 0, 40);
-        let records = rings.read(&memory, true).unwrap();
+        let records = read(&mut rings, &memory, true).unwrap();
         assert_eq!((times(&records), records.dropped), (vec![40], 1));
     }
 
@@ -484,14 +576,14 @@ mod tests {
         hit(&mut memory.bytes.borrow_mut(), 0, 30);
         for _ in 0..2 {
             for _ in 0..3 {
-                let records = rings.read(&memory, false).unwrap();
+                let records = read(&mut rings, &memory, false).unwrap();
                 assert_eq!((times(&records), records.dropped), (vec![], 0));
             }
             let long_ago = Instant::now().checked_sub(2 * COMPLETION_TIMEOUT).unwrap();
             rings.waiting[0] = rings.waiting[0].map(|_| long_ago);
-            assert_eq!(rings.read(&memory, false).unwrap().dropped, 1);
+            assert_eq!(read(&mut rings, &memory, false).unwrap().dropped, 1);
         }
-        assert_eq!(times(&rings.read(&memory, false).unwrap()), [30]);
+        assert_eq!(times(&read(&mut rings, &memory, false).unwrap()), [30]);
     }
 
     #[test]
@@ -500,13 +592,13 @@ mod tests {
         let mut rings = Rings::at(BASE, LAYOUT);
         let first = claim(&mut memory.bytes.borrow_mut(), 0);
         claim(&mut memory.bytes.borrow_mut(), 0);
-        assert!(times(&rings.read(&memory, false).unwrap()).is_empty());
+        assert!(times(&read(&mut rings, &memory, false).unwrap()).is_empty());
         let long_ago = Instant::now().checked_sub(2 * COMPLETION_TIMEOUT).unwrap();
         rings.waiting[0] = Some(long_ago);
         complete(&mut memory.bytes.borrow_mut(), 0, first, 10);
-        let records = rings.read(&memory, false).unwrap();
+        let records = read(&mut rings, &memory, false).unwrap();
         assert_eq!((times(&records), records.dropped), (vec![10], 0));
-        assert_eq!(rings.read(&memory, false).unwrap().dropped, 0);
+        assert_eq!(read(&mut rings, &memory, false).unwrap().dropped, 0);
     }
 
     #[test]
@@ -526,8 +618,8 @@ mod tests {
                         let at = LAYOUT.ring(group) as usize;
                         memory.bytes.borrow_mut()[at..at + 8].copy_from_slice(&head.to_le_bytes());
                     }
-                    let records = rings.read(&memory, is_over).unwrap();
-                    assert!(records.bytes.is_empty());
+                    let records = read(&mut rings, &memory, is_over).unwrap();
+                    assert!(records.is_empty());
                 }
             }
         }

@@ -384,11 +384,11 @@ fn string(words: &[u8], size: u64) -> Option<Value> {
 fn text(bytes: &[u8]) -> Option<Value> {
     let end = bytes.iter().position(|&byte| byte == 0);
     let bytes = &bytes[..end.unwrap_or(bytes.len())];
-    let text = match str::from_utf8(bytes) {
+    let text = match std::str::from_utf8(bytes) {
         Ok(text) => text,
         // The last character is cut off.
         Err(error) if end.is_none() && error.error_len().is_none() => {
-            str::from_utf8(&bytes[..error.valid_up_to()]).ok()?
+            std::str::from_utf8(&bytes[..error.valid_up_to()]).ok()?
         }
         Err(_) => return None,
     };

@@ -3,12 +3,10 @@
 
 use std::time::Duration;
 
-use super::{Event, EventKind, EventReader, all_recorded};
+use super::decoder::{EventDecoder, RecordedProcess};
+use super::{Event, EventKind};
 use crate::observe::layout::shared::record;
 use crate::observe::read::ring::word;
-use crate::process::Process;
-use crate::process::memory::ProcessMemory;
-use crate::sys::ticks::Clock;
 
 /// A pair, or a call of a function, that lasted as long as [`Observation::report_slow`](crate::Observation::report_slow) says, or longer.
 ///
@@ -40,20 +38,14 @@ pub struct SlowPair {
     pub stop: Event,
 }
 
-impl EventReader {
+impl EventDecoder {
     /// Returns the slow pair of a record; `None` if it is not one that a trampoline writes.
-    pub(super) fn slow_pair(
-        &mut self,
-        process: &Process,
-        memory: Option<&ProcessMemory>,
-        clock: &Clock,
-        record: &[u8],
-    ) -> Option<SlowPair> {
+    pub(super) fn slow_pair(&mut self, of: RecordedProcess<'_>, record: &[u8]) -> Option<SlowPair> {
         // The record of the stop, then what was kept of the start (whose number is the index of the pair), then the stack.
         let whole = record;
         let (stop, start) = record.split_at_checked(self.layout.kept_len as usize)?;
         let (began, ended) = (word(start, record::TIME), word(stop, record::TIME));
-        let mut stop = self.end(process, memory, clock, stop, EventKind::Return)?;
+        let mut stop = self.end(of, stop, EventKind::Return)?;
         stop.stack = self.stack(whole, &stop);
         let pair = match stop.kind {
             EventKind::Hit => {
@@ -64,37 +56,63 @@ impl EventReader {
         };
         let start = match (word(start, record::TID) >> 32) as u32 {
             record::UNKNOWN_POINT => None,
-            _ => Some(self.end(process, memory, clock, start, EventKind::Hit)?),
+            _ => Some(self.end(of, start, EventKind::Hit)?),
         };
         Some(SlowPair {
             pair,
-            duration: clock.between(began, ended),
+            duration: of.clock.between(began, ended),
             start,
             stop,
         })
     }
+}
 
-    /// Returns the hit at an end of a slow pair or, of a call, its entry if `of_function` is [`EventKind::Hit`], and
-    /// otherwise its exit, whose kind the record says.
-    fn end(
-        &mut self,
-        process: &Process,
-        memory: Option<&ProcessMemory>,
-        clock: &Clock,
-        record: &[u8],
-        of_function: EventKind,
-    ) -> Option<Event> {
-        let ids = word(record, record::TID);
-        let (tid, point) = (ids as u32 as i32, (ids >> 32) as u32);
-        let index = point & !(record::SLOW | record::RETURN);
-        let watched = self.points.get(index as usize)?.as_ref()?;
-        let (kind, shapes) = match of_function {
-            _ if watched.is_pair_end => (EventKind::Hit, &watched.arguments[..]),
-            EventKind::Hit => (EventKind::Hit, &watched.arguments[..]),
-            _ if point & record::RETURN == 0 => (EventKind::Jump, &[][..]),
-            _ => (EventKind::Return, watched.result.as_slice()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::observation::Observation;
+    use crate::observe::read::events::decoder::ThreadIds;
+    use crate::observe::read::events::decoder::tests::{function, plan_of_functions};
+    use crate::observe::read::value::Value;
+    use crate::process::Process;
+    use crate::sys::ticks::TickMeasurement;
+
+    #[test]
+    fn slow_timed_calls_are_slow_pairs() {
+        let timing = Observation::new().time_functions(function("outer"));
+        let plan = plan_of_functions(&timing.report_slow(Duration::from_millis(1)));
+        let process = Process::own().unwrap();
+        let clock = TickMeasurement::begin().clock();
+        let mut decoder = EventDecoder::of(&plan, ThreadIds::OfOurNamespace);
+        let kept = plan.shared.kept_len as usize;
+        let mut bytes = vec![0; plan.shared.record_len as usize];
+        let mut put = |at: u64, word: u64| {
+            bytes[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
         };
-        let what = (watched.of, kind, all_recorded(record, shapes), tid);
-        Some(self.hit(process, memory, clock, record, what))
+        put(record::TIME, 1 << 40);
+        put(
+            record::TID,
+            u64::from(record::SLOW | record::RETURN) << 32 | 77,
+        );
+        put(record::ARGUMENTS + record::VALUE, 9);
+        put(kept as u64 + record::TIME, 1 << 39);
+        put(kept as u64 + record::TID, 77);
+        put(kept as u64 + record::ARGUMENTS + record::VALUE, 5);
+        let of = RecordedProcess {
+            process: &process,
+            memory: None,
+            clock: &clock,
+        };
+        let mut event = decoder.blank();
+        assert!(decoder.decode(of, &bytes[kept..], &mut event).is_none());
+        let slow = decoder.slow_pair(of, &bytes).unwrap();
+        assert_eq!((slow.pair, slow.stop.kind), (None, EventKind::Return));
+        assert_eq!(slow.stop.arguments, [Value::Int(9)]);
+        let start = slow.start.unwrap();
+        assert_eq!(
+            (start.kind, &start.arguments[0]),
+            (EventKind::Hit, &Value::Int(5))
+        );
+        assert_eq!(slow.duration, clock.between(1 << 39, 1 << 40));
     }
 }
