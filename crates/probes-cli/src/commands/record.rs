@@ -1,11 +1,14 @@
 //! `record`: what happens in a process, on one time line, in a file for a viewer.
 
+mod calls;
 mod keyed_starts;
+mod lanes;
 mod program;
 mod recording;
 mod sink;
 mod starts;
 mod timeline;
+mod track_writer;
 mod waits;
 
 use std::path::PathBuf;

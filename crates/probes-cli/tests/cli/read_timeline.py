@@ -6,6 +6,7 @@ import json
 import sys
 
 UNIT = 1000.0
+MONOTONIC = 3
 
 
 def chrome(path):
@@ -32,8 +33,12 @@ def perfetto(path):
     with open(path, "rb") as file:
         trace.ParseFromString(file.read())
     tracks, names, parents = {}, {}, set()
-    assert trace.packet[0].clock_snapshot.primary_trace_clock == 3
-    assert trace.packet[0].trace_packet_defaults.timestamp_clock_id == 3
+    first = trace.packet[0]
+    assert first.clock_snapshot.primary_trace_clock == MONOTONIC
+    clocks = {clock.clock_id: clock for clock in first.clock_snapshot.clocks}
+    default = clocks[first.trace_packet_defaults.timestamp_clock_id]
+    assert default.is_incremental and default.timestamp == clocks[MONOTONIC].timestamp
+    latest = default.timestamp
     for packet in trace.packet:
         for name in packet.interned_data.event_names:
             names[name.iid] = name.name
@@ -47,6 +52,12 @@ def perfetto(path):
         if not packet.HasField("track_event"):
             continue
         event = packet.track_event
+        time = packet.timestamp
+        if packet.HasField("timestamp_clock_id"):
+            assert packet.timestamp_clock_id == MONOTONIC
+        else:
+            latest += time
+            time = latest
         arguments = {}
         for annotation in event.debug_annotations:
             value = annotation.WhichOneof("value")
@@ -60,7 +71,7 @@ def perfetto(path):
         kind, name = kinds[event.type], names.get(event.name_iid)
         if kind == "value":
             name, arguments = tracks[event.track_uuid], {"value": event.counter_value}
-        yield (kind, tracks[event.track_uuid], packet.timestamp, name, arguments)
+        yield (kind, tracks[event.track_uuid], time, name, arguments)
 
 
 def fuchsia(path):

@@ -1,13 +1,9 @@
 //! [`KeyedStarts`]: the starts of pairs that wait for the stop with their key, and the lanes that their slices are on. Pure.
-//!
-//! ```text
-//! thread ├ lane 1   a────────┘  c──┘     slices of a track nest, and those of different keys overlap: so each is
-//!        └ lane 2      b──────────┘      on a lane on which no other one is open
-//! ```
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
+use super::lanes::Lanes;
 use super::starts::PairInThread;
 use crate::output::TrackId;
 
@@ -43,14 +39,6 @@ pub(super) struct KeyedStart {
     number: u64,
 }
 
-/// The lanes of a pair in a thread.
-#[derive(Default)]
-struct Lanes {
-    free: BTreeMap<usize, TrackId>,
-    used: usize,
-    next: usize,
-}
-
 impl<K> Default for KeyedStarts<K> {
     fn default() -> KeyedStarts<K> {
         KeyedStarts {
@@ -67,14 +55,9 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
     /// Takes a lane of a pair in a thread: its index, and its track if it has one already.
     pub(super) fn take_lane(&mut self, of: PairInThread) -> (usize, Option<TrackId>) {
         let lanes = self.lanes.entry(of).or_default();
-        lanes.used += 1;
-        if let Some((index, track)) = lanes.free.pop_first() {
-            self.free -= 1;
-            return (index, Some(track));
-        }
-        let index = lanes.next;
-        lanes.next += 1;
-        (index, None)
+        let taken = lanes.take();
+        self.free -= usize::from(taken.1.is_some());
+        taken
     }
 
     /// Adds a start, whose key has none that waits, with a lane that was taken.
@@ -129,14 +112,13 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
         let Some(lanes) = self.lanes.get_mut(&(pair, start.thread)) else {
             return;
         };
-        lanes.used -= 1;
-        lanes.free.insert(start.index, start.track);
+        lanes.release(start.index, start.track);
         self.free += 1;
         if self.free > MAX_FREE {
             self.free = 0;
             self.lanes.retain(|_, lanes| {
-                lanes.free.clear();
-                lanes.used > 0
+                lanes.forget_free();
+                lanes.are_used()
             });
         }
     }
@@ -144,7 +126,7 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
     /// The tracks that may get events.
     pub(super) fn tracks(&self) -> impl Iterator<Item = TrackId> {
         let used = self.waiting.values().map(|start| start.track);
-        let free = self.lanes.values().flat_map(|it| it.free.values().copied());
+        let free = self.lanes.values().flat_map(Lanes::free);
         used.chain(free)
     }
 }

@@ -232,8 +232,8 @@ impl ProgramRecorder<'_> {
             }
             self.try_to_open_events(at);
             // A failure is no error here: if the program has just exited, the report of the removal has these events.
-            if let Ok(hits) = observer.events() {
-                self.recording.add_hits(&hits);
+            if let Ok(hits) = observer.event_batch() {
+                self.recording.add_batch(hits);
                 if self.recording.latencies_are_due() {
                     if let Ok(latencies) = observer.latencies() {
                         self.recording.set_latencies(latencies);

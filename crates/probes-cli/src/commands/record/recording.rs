@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use nix::time::ClockId;
 use probes_lib::{
-    Activity, Events, Latency, ObservationReport, Observer, RecordedWait, RuntimeEvents, Target,
+    Activity, EventBatch, Events, Latency, ObservationReport, Observer, RecordedWait,
+    RuntimeEvents, Target,
 };
 
 use super::Args;
@@ -103,7 +104,7 @@ impl ReadingHandler for Recorder<'_, '_> {
             warn_of_left_file(&self.recording.output.messages, left);
             self.recording.set_events(OpenedEvents::always_on(events));
         }
-        self.recording.timeline.add_hits(&observer.events()?);
+        self.recording.timeline.add_batch(observer.event_batch()?);
         if self.recording.latencies_are_due() {
             self.recording.set_latencies(observer.latencies()?);
         }
@@ -263,6 +264,11 @@ impl<'r> Recording<'r> {
         let mut failures = StepFailures::default();
         failures.add(outcome.finish(&output.messages));
         Ok(failures)
+    }
+
+    /// Adds the hits of a reading.
+    pub(super) fn add_batch(&mut self, hits: EventBatch<'_>) {
+        self.timeline.add_batch(hits);
     }
 
     /// Adds hits that were read.

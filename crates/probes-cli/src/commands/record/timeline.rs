@@ -2,53 +2,46 @@
 //! before it begins, and those of a track nest, whatever was lost.
 //!
 //! ```text
-//! call    entry: calls at this place of the stack or a lower one were unwound; push
+//! call    entry: calls at this place of the stack or a lower one were unwound; push                 CallStacks
 //!         exit:  calls at a lower place were unwound; if the last one left is at this place, and of this function, pop
-//! pair    START: push; STOP: pop, in the same thread; or by a key, each slice on a lane of its own
-//! phase   begin: push; end: pop up to the last one of its name
+//! pair    START: push; STOP: pop, in the same thread; or by a key, each slice on a lane of its own   pairs.rs
+//! phase   begin: push; end: pop up to the last one of its name                                      phases.rs
 //! wait    a slice by itself
 //! ```
 //!
 //! The calls of a thread are on its track. Those of a fiber of OCaml 5 are on a lane below the thread in which the
 //! outermost one began: a fiber may be suspended while its thread goes on, and then be resumed in another one.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod pairs;
+mod phases;
+
+use std::collections::BTreeSet;
 use std::iter;
-use std::mem::take;
 
 use foldhash::{HashMap, HashMapExt};
 use probes_lib::{
-    CallFrame, Event, EventGaps, EventKind, Events, LiveAddr, PairKey, RecordedWait, RingEntry,
-    RuntimeEventKind, Selector,
+    CallFrame, Event, EventBatch, EventGaps, EventKind, Events, PairKey, RecordedWait, Selector,
 };
 
-use super::keyed_starts::{KeyedStart, KeyedStarts};
+use self::phases::DomainTracks;
+use super::calls::{CallStacks, FiberLane, StackId};
+use super::keyed_starts::KeyedStarts;
+use super::lanes::{Lanes, lane_name};
 use super::sink::Sink;
-use super::starts::{OpenStarts, StartsInThread};
+use super::starts::OpenStarts;
+use super::track_writer::TrackWriter;
 use crate::flags::{Pair, selects};
 use crate::output::{
-    Annotation, FrequentName, LostWords, NameId, RecordCounts, TrackEvent, TrackEventKind, TrackId,
-    TrackOf, hit_annotations, wait_annotations, wait_name,
+    Annotation, FrequentName, LostWords, RecordCounts, TrackEventKind, TrackId, TrackOf,
+    hit_annotations, wait_annotations, wait_name,
 };
-
-/// How many calls may be open at once, of all stacks; what is called within them is not recorded.
-const MAX_OPEN: usize = 500_000;
-
-/// How many stacks are known at once.
-const MAX_STACKS: usize = 16_384;
 
 /// The tracks of how many threads are known at once.
 const MAX_THREADS: usize = 65_536;
 
-/// How many tracks are known before those that get no more events are forgotten.
-const MAX_TRACKS: usize = 131_072;
-
-/// More phases than any runtime nests.
-const MAX_PHASES: usize = 64;
-
 /// Makes the time line of a process.
 pub(super) struct Timeline {
-    sink: Sink,
+    writer: TrackWriter,
     pid: i32,
     pairs: Vec<Pair>,
     /// Of each pair, how long the longest lasted that has ended, in nanoseconds; `None` if its times cannot be trusted.
@@ -58,16 +51,8 @@ pub(super) struct Timeline {
     /// The probe whose hit ends the recording, and whether it was hit.
     until: Option<String>,
     is_hit: bool,
-    /// Of each track that may still get events, the latest time: none goes back.
-    tracks: BTreeMap<TrackId, u64>,
-    next_track: u32,
-    /// At how many tracks those that get no more events are forgotten.
-    max_tracks: usize,
-    names: HashMap<String, NameId>,
     threads: HashMap<i32, ThreadTracks>,
-    stacks: HashMap<StackId, OpenCalls>,
-    /// How many calls are open.
-    open: usize,
+    calls: CallStacks,
     starts: OpenStarts,
     /// Instead of these, if stops find their starts by a key.
     keyed_starts: Option<KeyedStarts<PairKey>>,
@@ -80,118 +65,32 @@ pub(super) struct Timeline {
     pub(super) lost_words: LostWords,
     /// How many hits had which name in those readings that had lost others.
     read_beside_losses: HashMap<String, u64>,
-    /// How long the longest call lasted that has ended, in nanoseconds.
-    longest_call: u64,
-}
-
-/// The stack that a call is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum StackId {
-    OfThread(i32),
-    OfFiber(u64),
 }
 
 struct ThreadTracks {
     track: TrackId,
-    /// The lanes for fibers whose outermost call began in it, and whether they are in use.
-    lanes: Vec<(TrackId, bool)>,
+    /// The lanes for fibers whose outermost call began in it.
+    lanes: Lanes,
     /// The lane for its waits.
     waits: Option<TrackId>,
 }
 
-struct OpenCalls {
-    track: TrackId,
-    /// Of a fiber, the thread and the number of its lane.
-    lane: Option<(i32, usize)>,
-    calls: Vec<OpenCall>,
-    left_out: LeftOut,
-    /// When it had the last event.
-    used: u64,
-}
-
-impl OpenCalls {
-    /// Whether no call is open, and none that was left out.
-    fn is_empty(&self) -> bool {
-        self.calls.is_empty() && self.left_out.0.is_none()
-    }
-}
-
-#[derive(Clone, Copy)]
-struct OpenCall {
-    place: i64,
-    address: LiveAddr,
-    began: u64,
-    /// How many hits were lost before it.
-    lost: u64,
-}
-
-struct DomainTracks {
-    track: TrackId,
-    open: Vec<OpenPhase>,
-    counters: HashMap<&'static str, TrackId>,
-    /// How many words were lost before its first event.
-    lost_first: u64,
-}
-
-#[derive(Clone, Copy)]
-struct OpenPhase {
-    name: &'static str,
-    began: u64,
-}
-
-/// The place of the outermost call of a stack that was left out, and has not gone.
-#[derive(Default)]
-struct LeftOut(Option<i64>);
-
-impl LeftOut {
-    /// A call at this place is left out.
-    fn add(&mut self, place: i64) {
-        self.0 = self.0.max(Some(place));
-    }
-
-    /// A call at this place ends, and those at lower ones were unwound; returns whether it may be one that was left out.
-    fn leave(&mut self, place: i64) -> bool {
-        let is_left_out = self.0 >= Some(place);
-        self.0 = self.0.filter(|outermost| *outermost > place);
-        is_left_out
-    }
-}
-
-/// Pops the innermost call if `is` holds for it.
-fn pop_if(calls: &mut Vec<OpenCall>, is: impl Fn(&OpenCall) -> bool) -> Option<OpenCall> {
-    let last = calls.last().copied().filter(|call| is(call))?;
-    calls.pop();
-    Some(last)
-}
-
 /// How a slice has ended, if not as it should.
-const ENDED: &str = "ended";
 const RUNNING: &str = "still running";
-const UNWOUND: &str = "unwound: seen here at the latest";
-const UNWOUND_OR_LOST: &str = "unwound, or its exit was lost: seen here at the latest";
-const TAIL: &str = "by a call in tail position";
 const NO_STOP: &str = "without a stop";
-const TOO_MANY: &str = "too many starts wait: lasted longer";
-const KEY_AGAIN: &str = "without a stop: the next start has its key";
-const LOST: &str = "its end was lost";
 
 impl Timeline {
     pub(super) fn new(pid: i32, pairs: Vec<Pair>, until: Option<String>, sink: Sink) -> Timeline {
         Timeline {
-            sink,
+            writer: TrackWriter::new(sink),
             pid,
             longest_pairs: vec![Some(0); pairs.len()],
             pairs,
             probes: Vec::new(),
             until,
             is_hit: false,
-            tracks: BTreeMap::from([(TrackId::PROCESS, 0)]),
-            next_track: TrackId::PROCESS.0 + 1,
-            max_tracks: MAX_TRACKS,
-            names: HashMap::new(),
             threads: HashMap::new(),
-            stacks: HashMap::new(),
-            open: 0,
+            calls: CallStacks::default(),
             starts: OpenStarts::default(),
             keyed_starts: None,
             domains: HashMap::new(),
@@ -200,12 +99,11 @@ impl Timeline {
             counts: RecordCounts::default(),
             lost_words: LostWords::default(),
             read_beside_losses: HashMap::new(),
-            longest_call: 0,
         }
     }
 
     pub(super) fn sink(&mut self) -> &mut Sink {
-        &mut self.sink
+        &mut self.writer.sink
     }
 
     /// Hits of these probes are instants, also if they are ends of pairs.
@@ -223,7 +121,7 @@ impl Timeline {
     /// Returns how long the longest pair or call lasted that has ended so far, in nanoseconds; without the pairs whose times cannot be
     /// trusted.
     pub(super) fn longest(&self) -> u64 {
-        self.longest_call.max(self.longest_pair())
+        self.calls.longest().max(self.longest_pair())
     }
 
     /// Returns the same of pairs alone.
@@ -252,27 +150,109 @@ impl Timeline {
     }
 
     /// Adds hits that were read.
-    pub(super) fn add_hits(&mut self, events: &Events) {
+    pub(super) fn add_hits(&mut self, hits: &Events) {
         // Before the hits that were read: those that were lost came before them.
-        self.counts.lost_hits = self.counts.lost_hits.saturating_add(events.dropped);
-        for event in &events.events {
-            self.latest = self.latest.max(event.monotonic);
-            match (event.frame, event.kind) {
-                (Some(frame), EventKind::Hit) => self.enter(event, frame),
-                (Some(frame), _) => self.leave(event, frame),
-                (None, _) => self.hit(event),
+        self.add_lost_hits(hits.dropped);
+        for event in &hits.events {
+            self.add_hit(event, hits.dropped > 0);
+        }
+        self.draw_lost_hits(hits.dropped);
+    }
+
+    /// The same, of hits that are decoded now.
+    pub(super) fn add_batch(&mut self, mut batch: EventBatch<'_>) {
+        let dropped = batch.dropped();
+        self.add_lost_hits(dropped);
+        while let Some(event) = batch.next_event() {
+            self.add_hit(event, dropped > 0);
+        }
+        self.add_lost_hits(batch.dropped() - dropped);
+        self.draw_lost_hits(batch.dropped());
+    }
+
+    fn add_lost_hits(&mut self, lost: u64) {
+        self.counts.lost_hits = self.counts.lost_hits.saturating_add(lost);
+    }
+
+    fn add_hit(&mut self, event: &Event, is_beside_losses: bool) {
+        self.latest = self.latest.max(event.monotonic);
+        match event.frame {
+            Some(frame) => self.add_call(event, frame),
+            None => self.hit(event),
+        }
+        if is_beside_losses {
+            match self.read_beside_losses.get_mut(event.name()) {
+                Some(hits) => *hits += 1,
+                None => drop(self.read_beside_losses.insert(event.name().to_owned(), 1)),
             }
         }
-        if events.dropped > 0 {
-            for event in &events.events {
-                match self.read_beside_losses.get_mut(event.name()) {
-                    Some(hits) => *hits += 1,
-                    None => drop(self.read_beside_losses.insert(event.name().to_owned(), 1)),
-                }
-            }
+    }
+
+    /// Shows that hits were lost before the latest ones.
+    fn draw_lost_hits(&mut self, lost: u64) {
+        if lost > 0 {
             let time = self.latest;
-            let lost = vec![Annotation::int("hits", events.dropped)];
+            let lost = vec![Annotation::int("hits", lost)];
             self.instant(TrackId::PROCESS, time, "hits were lost", lost);
+        }
+    }
+
+    /// Adds the entry or the exit of a function.
+    fn add_call(&mut self, event: &Event, frame: CallFrame) {
+        let index = self.stack(event, frame);
+        let (writer, counts) = (&mut self.writer, &mut self.counts);
+        if event.kind == EventKind::Hit {
+            self.calls.enter(index, (event, frame), writer, counts);
+            return;
+        }
+        let unused = self.calls.leave(index, (event, frame), writer, counts);
+        self.release_lanes(unused);
+    }
+
+    /// Returns the index of the stack that a call is on.
+    fn stack(&mut self, event: &Event, frame: CallFrame) -> usize {
+        let thread = event.thread.unwrap_or(0);
+        let id = match frame.fiber {
+            Some(fiber) => StackId::OfFiber(fiber),
+            None => StackId::OfThread(thread),
+        };
+        if let Some(known) = self.calls.find(id) {
+            return known;
+        }
+        let unused = self.calls.make_room(&mut self.writer, &mut self.counts);
+        self.release_lanes(unused);
+        let (track, lane) = match id {
+            StackId::OfThread(_) => (self.thread(thread), None),
+            StackId::OfFiber(_) => self.fiber_lane(thread),
+        };
+        self.calls.add(id, (track, lane), event.monotonic)
+    }
+
+    /// Takes a lane of a thread.
+    fn fiber_lane(&mut self, thread: i32) -> (TrackId, Option<FiberLane>) {
+        let parent = self.thread(thread);
+        let lanes = self.threads.get_mut(&thread).map(|it| &mut it.lanes);
+        let Some((index, track)) = lanes.map(Lanes::take) else {
+            return (parent, None);
+        };
+        let track = track.unwrap_or_else(|| {
+            let name = lane_name(&format!("{thread} fiber"), index);
+            self.track(&TrackOf::Lane(parent), &name)
+        });
+        let lane = FiberLane {
+            thread,
+            index,
+            track,
+        };
+        (track, Some(lane))
+    }
+
+    /// Gives back lanes of fibers without calls.
+    fn release_lanes(&mut self, unused: impl IntoIterator<Item = FiberLane>) {
+        for lane in unused {
+            if let Some(thread) = self.threads.get_mut(&lane.thread) {
+                thread.lanes.release(lane.index, lane.track);
+            }
         }
     }
 
@@ -292,194 +272,6 @@ impl Timeline {
         names.sort_by(|a, b| b.share.total_cmp(&a.share).then(a.name.cmp(&b.name)));
         names.truncate(MAX_SHOWN);
         names
-    }
-
-    fn enter(&mut self, event: &Event, frame: CallFrame) {
-        let key = self.stack(event, frame);
-        self.leave_inner(key, frame.place.saturating_add(1), event.monotonic);
-        if let Some(stack) = self.stacks.get_mut(&key) {
-            stack.left_out.leave(frame.place);
-        }
-        if self.open >= MAX_OPEN {
-            self.counts.too_deep += 1;
-            if let Some(stack) = self.stacks.get_mut(&key) {
-                stack.left_out.add(frame.place);
-            }
-            return;
-        }
-        let name = self.name(event.name());
-        let Some(stack) = self.stacks.get_mut(&key) else {
-            return;
-        };
-        let track = stack.track;
-        stack.used = event.monotonic;
-        stack.calls.push(OpenCall {
-            place: frame.place,
-            address: event.address(),
-            began: event.monotonic,
-            lost: self.counts.lost_hits,
-        });
-        self.open += 1;
-        self.counts.slices += 1;
-        let kind = TrackEventKind::Begin(name);
-        self.emit(track, event.monotonic, kind, hit_annotations(event));
-    }
-
-    fn leave(&mut self, event: &Event, frame: CallFrame) {
-        let key = self.stack(event, frame);
-        self.leave_inner(key, frame.place, event.monotonic);
-        let time = event.monotonic;
-        let Some(stack) = self.stacks.get_mut(&key) else {
-            return;
-        };
-        stack.used = time;
-        let (track, lane) = (stack.track, stack.lane);
-        let is_same = |call: &OpenCall| call.place == frame.place;
-        let is_left_out = stack.left_out.leave(frame.place);
-        let last = pop_if(&mut stack.calls, is_same);
-        match last {
-            Some(call) if call.address == event.address() => {
-                let mut arguments = hit_annotations(event);
-                if event.kind == EventKind::Jump {
-                    arguments.push(Annotation::text(ENDED, TAIL));
-                }
-                if let (Some((began_in, _)), Some(thread)) = (lane, event.thread) {
-                    if began_in != thread {
-                        arguments.push(Annotation::int("thread", thread));
-                    }
-                }
-                self.open -= 1;
-                self.longest_call = self.longest_call.max(time.saturating_sub(call.began));
-                self.emit(track, time, TrackEventKind::End, arguments);
-            }
-            Some(call) => {
-                self.open -= 1;
-                self.unwind(track, call, time);
-                self.counts.unmatched_exits += 1;
-            }
-            None if is_left_out => {}
-            None => self.counts.unmatched_exits += 1,
-        }
-        self.release_if_empty(key);
-    }
-
-    /// Ends the calls of a stack at places below this one: they were unwound.
-    fn leave_inner(&mut self, key: StackId, place: i64, time: u64) {
-        loop {
-            let Some(stack) = self.stacks.get_mut(&key) else {
-                return;
-            };
-            let track = stack.track;
-            let Some(call) = pop_if(&mut stack.calls, |call| call.place < place) else {
-                return;
-            };
-            self.open -= 1;
-            self.unwind(track, call, time);
-        }
-    }
-
-    fn unwind(&mut self, track: TrackId, call: OpenCall, time: u64) {
-        self.counts.unwound += 1;
-        let how = if call.lost == self.counts.lost_hits {
-            UNWOUND
-        } else {
-            UNWOUND_OR_LOST
-        };
-        let arguments = vec![Annotation::text(ENDED, how)];
-        self.emit(track, time, TrackEventKind::End, arguments);
-    }
-
-    /// Returns the stack that a call is on, which has a track.
-    fn stack(&mut self, event: &Event, frame: CallFrame) -> StackId {
-        let thread = event.thread.unwrap_or(0);
-        let key = match frame.fiber {
-            Some(fiber) => StackId::OfFiber(fiber),
-            None => StackId::OfThread(thread),
-        };
-        if !self.stacks.contains_key(&key) {
-            self.forget_stacks();
-            let (track, lane) = match key {
-                StackId::OfThread(_) => (self.thread(thread), None),
-                StackId::OfFiber(_) => {
-                    let (track, number) = self.lane(thread);
-                    (track, Some((thread, number)))
-                }
-            };
-            let calls = OpenCalls {
-                track,
-                lane,
-                calls: Vec::new(),
-                left_out: LeftOut::default(),
-                used: event.monotonic,
-            };
-            self.stacks.insert(key, calls);
-        }
-        key
-    }
-
-    /// Takes a lane of a thread.
-    fn lane(&mut self, thread: i32) -> (TrackId, usize) {
-        let parent = self.thread(thread);
-        let lanes = self.threads.get(&thread).map(|it| &it.lanes);
-        let free = lanes.and_then(|lanes| lanes.iter().position(|(_, is_used)| !is_used));
-        let number = free.unwrap_or_else(|| lanes.map_or(0, Vec::len));
-        if free.is_none() {
-            let name = match number {
-                0 => format!("{thread} fiber"),
-                _ => format!("{thread} fiber {}", number + 1),
-            };
-            let lane = self.track(&TrackOf::Lane(parent), &name);
-            if let Some(tracks) = self.threads.get_mut(&thread) {
-                tracks.lanes.push((lane, false));
-            }
-        }
-        let lanes = self.threads.get_mut(&thread).map(|it| &mut it.lanes);
-        let lane = lanes.and_then(|lanes| lanes.get_mut(number));
-        match lane {
-            Some((track, is_used)) => {
-                *is_used = true;
-                (*track, number)
-            }
-            None => (parent, number),
-        }
-    }
-
-    /// Gives back the lane of a fiber without calls.
-    fn release_if_empty(&mut self, key: StackId) {
-        let Some(stack) = self.stacks.get(&key) else {
-            return;
-        };
-        let Some((thread, number)) = stack.lane.filter(|_| stack.is_empty()) else {
-            return;
-        };
-        self.stacks.remove(&key);
-        let lanes = self.threads.get_mut(&thread).map(|it| &mut it.lanes);
-        if let Some((_, is_used)) = lanes.and_then(|lanes| lanes.get_mut(number)) {
-            *is_used = false;
-        }
-    }
-
-    /// Makes room for another stack: those without calls are forgotten, and if more than half of the room is still
-    /// taken, the [`MAX_STACKS`] / 4 that have had no event for longest.
-    fn forget_stacks(&mut self) {
-        if self.stacks.len() < MAX_STACKS {
-            return;
-        }
-        self.stacks.retain(|_, stack| !stack.is_empty());
-        if self.stacks.len() < MAX_STACKS / 2 {
-            return;
-        }
-        let mut used: Vec<(u64, StackId)> = self
-            .stacks
-            .iter()
-            .map(|(key, it)| (it.used, *key))
-            .collect();
-        used.sort_unstable_by_key(|(used, _)| *used);
-        for (used, key) in used.drain(..MAX_STACKS / 4) {
-            self.leave_inner(key, i64::MAX, used);
-            self.release_if_empty(key);
-            self.stacks.remove(&key);
-        }
     }
 
     /// Adds a hit of a probe, or a call of a function whose exits are not recorded.
@@ -513,145 +305,17 @@ impl Timeline {
         }
     }
 
-    fn start(&mut self, event: &Event, index: usize) {
-        let thread = event.thread.unwrap_or(0);
-        let (key, time) = ((index, thread), event.monotonic);
-        let pair = self.pairs[index].to_string();
-        if self.starts.get_mut(key).is_none() {
-            let parent = self.thread(thread);
-            let track = self.track(&TrackOf::Lane(parent), &format!("{thread} {pair}"));
-            let forgotten = self.starts.add(key, track);
-            self.end_starts(forgotten, time);
-        }
-        let name = self.name(&pair);
-        let Some(open) = self.starts.get_mut(key) else {
-            return;
-        };
-        let (track, too_many) = (open.track, open.start(time));
-        self.counts.without_stop += too_many.forgotten;
-        self.end_slices(track, too_many.slices, time, TOO_MANY);
-        self.counts.slices += 1;
-        let kind = TrackEventKind::Begin(name);
-        self.emit(track, time, kind, hit_annotations(event));
-    }
-
-    fn stop(&mut self, event: &Event, index: usize, is_start: bool) {
-        let thread = event.thread.unwrap_or(0);
-        let open = self.starts.get_mut((index, thread));
-        let stopped = open.and_then(|open| Some((open.track, open.stop()?)));
-        match stopped {
-            Some((track, (began, is_drawn))) => {
-                self.add_pair_time(index, event.monotonic.saturating_sub(began));
-                if is_drawn {
-                    let arguments = hit_annotations(event);
-                    self.emit(track, event.monotonic, TrackEventKind::End, arguments);
-                }
-            }
-            // The first hit of a pair of one probe ends nothing.
-            None if is_start => {}
-            None => self.counts.unmatched_stops += 1,
-        }
-    }
-
-    /// A pair lasted so many nanoseconds.
-    fn add_pair_time(&mut self, index: usize, lasted: u64) {
-        let longest = self.longest_pairs.get_mut(index);
-        if let Some(longest) = longest.and_then(Option::as_mut) {
-            *longest = lasted.max(*longest);
-        }
-    }
-
-    /// Adds a hit that starts or stops a pair, or does both, where stops find their starts by a key.
-    fn hit_by_key(&mut self, event: &Event, index: usize, (starts, stops): (bool, bool)) {
-        let (Some(keyed), Some(key)) = (&mut self.keyed_starts, &event.pair_key) else {
-            self.counts.without_key += 1;
-            return;
-        };
-        let key = (index, key.clone());
-        let time = event.monotonic;
-        if stops {
-            match keyed.take(&key) {
-                Some(start) => self.stop_by_key(event, index, start),
-                None if starts => {}
-                None => self.counts.unmatched_stops += 1,
-            }
-        }
-        if starts {
-            let keyed = self.keyed_starts.as_mut();
-            let (earlier, oldest) = keyed.map_or((None, None), |keyed| {
-                (keyed.take(&key), keyed.take_if_full())
-            });
-            self.counts.lost_starts += u64::from(oldest.is_some());
-            for (start, how) in [(earlier, KEY_AGAIN), (oldest, TOO_MANY)] {
-                if let Some(start) = start {
-                    self.counts.without_stop += 1;
-                    self.end_slices(start.track, 1, time, how);
-                }
-            }
-            self.start_by_key(event, key);
-        }
-    }
-
-    fn start_by_key(&mut self, event: &Event, key: (usize, PairKey)) {
-        let (thread, time) = (event.thread.unwrap_or(0), event.monotonic);
-        let Some(keyed) = &mut self.keyed_starts else {
-            return;
-        };
-        let (lane, track) = keyed.take_lane((key.0, thread));
-        let pair = self.pairs[key.0].to_string();
-        let track = track.unwrap_or_else(|| {
-            let parent = self.thread(thread);
-            let name = match lane {
-                0 => format!("{thread} {pair}"),
-                _ => format!("{thread} {pair} {}", lane + 1),
-            };
-            self.track(&TrackOf::Lane(parent), &name)
-        });
-        if let Some(keyed) = &mut self.keyed_starts {
-            keyed.add(key, (thread, time), (lane, track));
-        }
-        let name = self.name(&pair);
-        self.counts.slices += 1;
-        let kind = TrackEventKind::Begin(name);
-        self.emit(track, time, kind, hit_annotations(event));
-    }
-
-    fn stop_by_key(&mut self, event: &Event, index: usize, start: KeyedStart) {
-        let time = event.monotonic;
-        self.add_pair_time(index, time.saturating_sub(start.began));
-        let mut arguments = hit_annotations(event);
-        if let Some(thread) = event.thread.filter(|thread| *thread != start.thread) {
-            arguments.push(Annotation::int("thread", thread));
-        }
-        self.emit(start.track, time, TrackEventKind::End, arguments);
-    }
-
-    /// Ends starts that get no stop.
-    fn end_starts(&mut self, ended: Vec<StartsInThread>, time: u64) {
-        for starts in ended {
-            let (waiting, drawn) = starts.waiting();
-            self.counts.without_stop += waiting as u64;
-            self.end_slices(starts.track, drawn, time, NO_STOP);
-        }
-    }
-
-    /// Ends the innermost slices of a track.
-    fn end_slices(&mut self, track: TrackId, many: usize, time: u64, how: &'static str) {
-        for _ in 0..many {
-            let arguments = vec![Annotation::text(ENDED, how)];
-            self.emit(track, time, TrackEventKind::End, arguments);
-        }
-    }
-
     /// Adds a wait of a thread.
     pub(super) fn add_wait(&mut self, wait: &RecordedWait) {
         self.latest = self.latest.max(wait.until);
         let track = self.lane_of_waits(wait);
-        let name = self.name(&wait_name(wait));
+        let name = self.writer.name(&wait_name(wait));
         self.counts.slices += 1;
         let begin = TrackEventKind::Begin(name);
-        self.emit(track, wait.since, begin, wait_annotations(wait));
-        self.emit(track, wait.until, TrackEventKind::End, Vec::new());
+        self.writer
+            .emit(track, wait.since, begin, wait_annotations(wait));
+        self.writer
+            .emit(track, wait.until, TrackEventKind::End, Vec::new());
     }
 
     /// Returns the track of a thread's waits, below that of the thread: a call whose entry or exit was recorded a moment too early or too
@@ -685,213 +349,53 @@ impl Timeline {
         }
     }
 
-    /// Adds what the runtime of OCaml 5 has written of the collector.
-    pub(super) fn add_runtime_event(&mut self, entry: &RingEntry<'_>) {
-        match *entry {
-            RingEntry::Lost { domain, words } => {
-                self.counts.lost_words = self.counts.lost_words.saturating_add(words);
-                self.lost_words.add(domain, words);
-                let track = self.domain(domain);
-                match self.tracks.get(&track) {
-                    Some(&time) if time > 0 => self.lost_words(domain, time, words),
-                    // When they were lost is only known once there is an event.
-                    _ => {
-                        if let Some(domain) = self.domains.get_mut(&domain) {
-                            domain.lost_first = domain.lost_first.saturating_add(words);
-                        }
-                    }
-                }
-            }
-            RingEntry::Event { domain, time, kind } => {
-                self.latest = self.latest.max(time);
-                self.domain(domain);
-                self.lost_first_words(domain, time);
-                self.runtime_event(domain, time, kind);
-            }
-        }
-    }
-
-    /// Shows that events of a domain were lost before its first one, if any were.
-    fn lost_first_words(&mut self, domain: u32, time: u64) {
-        let words = self.domains.get_mut(&domain);
-        match words.map_or(0, |it| take(&mut it.lost_first)) {
-            0 => {}
-            words => self.lost_words(domain, time, words),
-        }
-    }
-
-    fn lost_words(&mut self, domain: u32, time: u64, words: u64) {
-        let track = self.domain(domain);
-        self.end_phases(domain, 0, time, LOST);
-        let words = vec![Annotation::int("words", words)];
-        self.instant(track, time, "runtime events were lost", words);
-    }
-
-    fn runtime_event(&mut self, domain: u32, time: u64, kind: RuntimeEventKind<'_>) {
-        let track = self.domain(domain);
-        self.end_cut_phases(domain, time);
-        match kind {
-            RuntimeEventKind::Begin(phase) => {
-                let id = self.name(phase);
-                let open = self.domains.get_mut(&domain).map(|it| &mut it.open);
-                if let Some(open) = open.filter(|open| open.len() < MAX_PHASES) {
-                    open.push(OpenPhase {
-                        name: phase,
-                        began: time,
-                    });
-                    self.counts.slices += 1;
-                    self.emit(track, time, TrackEventKind::Begin(id), Vec::new());
-                }
-            }
-            RuntimeEventKind::End(phase) => {
-                let open = self.domains.get(&domain).map(|it| &it.open);
-                let begun = open.and_then(|open| open.iter().rposition(|it| it.name == phase));
-                // One that began before the recording has no begin.
-                if let Some(depth) = begun {
-                    self.end_phases(domain, depth + 1, time, LOST);
-                    if let Some(domain) = self.domains.get_mut(&domain) {
-                        domain.open.pop();
-                    }
-                    self.emit(track, time, TrackEventKind::End, Vec::new());
-                }
-            }
-            RuntimeEventKind::Counter(counter, value) => {
-                let track = self.counter(domain, counter);
-                self.counts.values += 1;
-                let value = i64::try_from(value).unwrap_or(i64::MAX);
-                self.emit(track, time, TrackEventKind::Value(value), Vec::new());
-            }
-            RuntimeEventKind::Lifecycle(what, number) => {
-                match what {
-                    "ring_pause" | "ring_resume" => self.gaps.add(time),
-                    "domain_terminate" => self.end_phases(domain, 0, time, LOST),
-                    _ => {}
-                }
-                let number = number.map(|number| Annotation::int("number", number));
-                self.instant(track, time, what, number.into_iter().collect());
-            }
-            _ => {}
-        }
-    }
-
-    /// Ends the phases of a domain that were open when events were paused or resumed before `now`: their ends may not have been
-    /// written. Rings are read one after the other, so a domain may have begun others since.
-    fn end_cut_phases(&mut self, domain: u32, now: u64) {
-        let outermost = self.domains.get(&domain).and_then(|it| it.open.first());
-        let cut = outermost.and_then(|it| self.gaps.last_in(it.began, now));
-        if let Some(time) = cut {
-            self.end_phases(domain, 0, time, LOST);
-        }
-    }
-
-    /// Ends the open phases of a domain from this depth on; 0 is the outermost.
-    fn end_phases(&mut self, domain: u32, depth: usize, time: u64, how: &'static str) {
-        let Some(domain) = self.domains.get_mut(&domain) else {
-            return;
-        };
-        let track = domain.track;
-        let ended = domain.open.len().saturating_sub(depth);
-        domain.open.truncate(depth);
-        self.end_slices(track, ended, time, how);
-    }
-
     /// Ends all slices that are open: the recording is over at `now`, in nanoseconds of CLOCK_MONOTONIC.
     pub(super) fn finish(&mut self, now: u64) {
         let time = now.max(self.latest);
-        let mut ends = Vec::new();
-        for (_, stack) in self.stacks.drain() {
-            ends.extend(stack.calls.iter().map(|_| (stack.track, RUNNING)));
-        }
-        self.counts.running += ends.len() as u64;
+        let calls = self.calls.take_all();
+        self.counts.running += calls.len() as u64;
         let starts = self.starts.take_all();
         self.end_starts(starts, time);
         let keyed = self.keyed_starts.as_mut().map(KeyedStarts::take_all);
         for start in keyed.unwrap_or_default() {
             self.counts.without_stop += 1;
-            self.end_slices(start.track, 1, time, NO_STOP);
+            self.writer.end_slices(start.track, 1, time, NO_STOP);
         }
-        let domains: Vec<u32> = self.domains.keys().copied().collect();
-        for domain in domains {
-            self.lost_first_words(domain, time);
-            self.end_cut_phases(domain, u64::MAX);
-        }
-        let phases = self.domains.values();
-        let phases = phases.flat_map(|it| it.open.iter().map(|_| (it.track, RUNNING)));
-        ends.extend(phases);
-        self.domains.clear();
-        self.open = 0;
-        for (track, how) in ends {
-            let arguments = vec![Annotation::text(ENDED, how)];
-            self.emit(track, time, TrackEventKind::End, arguments);
+        let phases = self.take_phases(time);
+        for track in calls.into_iter().chain(phases) {
+            self.writer.end_slices(track, 1, time, RUNNING);
         }
     }
 
     fn instant(&mut self, track: TrackId, time: u64, name: &str, arguments: Vec<Annotation>) {
-        let name = self.name(name);
+        let name = self.writer.name(name);
         self.counts.instants += 1;
-        self.emit(track, time, TrackEventKind::Instant(name), arguments);
-    }
-
-    fn emit(
-        &mut self,
-        track: TrackId,
-        time: u64,
-        kind: TrackEventKind,
-        arguments: Vec<Annotation>,
-    ) {
-        let Some(latest) = self.tracks.get_mut(&track) else {
-            return;
-        };
-        // Times of two readings may overlap a little.
-        *latest = time.max(*latest);
-        self.sink.event(TrackEvent {
-            time: *latest,
-            track,
-            kind,
-            arguments,
-        });
-    }
-
-    fn name(&mut self, name: &str) -> NameId {
-        if let Some(known) = self.names.get(name) {
-            return *known;
-        }
-        let id = NameId(self.names.len() as u32 + 1);
-        self.sink.name(id, name);
-        self.names.insert(name.to_owned(), id);
-        id
+        let kind = TrackEventKind::Instant(name);
+        self.writer.emit(track, time, kind, arguments);
     }
 
     fn track(&mut self, of: &TrackOf, name: &str) -> TrackId {
-        if self.tracks.len() >= self.max_tracks {
+        if self.writer.is_full() {
             self.forget_tracks();
         }
-        let id = TrackId(self.next_track);
-        self.next_track = self.next_track.saturating_add(1);
-        self.tracks.insert(id, 0);
-        self.sink.track(id, of, name);
-        id
+        self.writer.add_track(of, name)
     }
 
     /// Forgets the tracks that get no more events: threads come and go.
     fn forget_tracks(&mut self) {
         let threads = self.threads.values();
         let threads = threads.flat_map(|it| {
-            let lanes = it.lanes.iter().map(|(track, _)| track);
-            iter::once(&it.track).chain(lanes).chain(&it.waits)
+            let lanes = it.lanes.free().chain(it.waits);
+            iter::once(it.track).chain(lanes)
         });
-        let domains = self.domains.values();
-        let domains = domains.flat_map(|it| iter::once(&it.track).chain(it.counters.values()));
-        let stacks = self.stacks.values().map(|it| &it.track);
-        let used = threads.chain(domains).chain(stacks).copied();
-        let used: BTreeSet<TrackId> = used
+        let used: BTreeSet<TrackId> = threads
+            .chain(self.domains.values().flat_map(DomainTracks::tracks))
+            .chain(self.calls.tracks())
             .chain(self.starts.tracks())
             .chain(self.keyed_starts.iter().flat_map(KeyedStarts::tracks))
             .chain([TrackId::PROCESS])
             .collect();
-        self.tracks.retain(|track, _| used.contains(track));
-        self.sink.forget_tracks(&used);
-        self.max_tracks = MAX_TRACKS.max(2 * self.tracks.len());
+        self.writer.forget_tracks(&used);
     }
 
     /// Returns the track of a thread; 0 stands for those that are not known.
@@ -913,44 +417,14 @@ impl Timeline {
         };
         if self.threads.len() >= MAX_THREADS {
             // Those that are needed again get another track of the same name.
-            self.threads
-                .retain(|_, it| it.lanes.iter().any(|(_, is_used)| *is_used));
+            self.threads.retain(|_, it| it.lanes.are_used());
         }
         let tracks = ThreadTracks {
             track,
-            lanes: Vec::new(),
+            lanes: Lanes::default(),
             waits: None,
         };
         self.threads.insert(thread, tracks);
-        track
-    }
-
-    fn domain(&mut self, number: u32) -> TrackId {
-        if let Some(known) = self.domains.get(&number) {
-            return known.track;
-        }
-        let of = TrackOf::Lane(TrackId::PROCESS);
-        let track = self.track(&of, &format!("GC of domain {number}"));
-        let domain = DomainTracks {
-            track,
-            open: Vec::new(),
-            counters: HashMap::new(),
-            lost_first: 0,
-        };
-        self.domains.insert(number, domain);
-        track
-    }
-
-    fn counter(&mut self, number: u32, counter: &'static str) -> TrackId {
-        let known = self.domains.get(&number);
-        if let Some(known) = known.and_then(|it| it.counters.get(counter)) {
-            return *known;
-        }
-        let of = TrackOf::Counter(TrackId::PROCESS);
-        let track = self.track(&of, &format!("domain {number} {counter}"));
-        if let Some(domain) = self.domains.get_mut(&number) {
-            domain.counters.insert(counter, track);
-        }
         track
     }
 }
@@ -959,24 +433,12 @@ impl Timeline {
 mod tests {
     use std::time::Duration;
 
-    use probes_lib::Activity;
+    use probes_lib::{Activity, RingEntry, RuntimeEventKind};
 
+    use super::super::track_writer::{ENDED, MAX_TRACKS};
+    use super::phases::LOST;
     use super::*;
     use crate::output::{TimelineFile, TimelineFormat, TracedProcess};
-
-    #[test]
-    fn exits_of_left_out_calls_are_known() {
-        let mut left_out = LeftOut::default();
-        assert!(!left_out.leave(5));
-        for place in [9, 8, 7] {
-            left_out.add(place);
-        }
-        assert!(left_out.leave(7) && left_out.leave(8) && left_out.leave(9));
-        assert!(!left_out.leave(9));
-        // An exception ends all of them.
-        left_out.add(9);
-        assert!(!left_out.leave(10) && !left_out.leave(9));
-    }
 
     fn sink(path: &std::path::Path, last: Option<Duration>) -> Sink {
         let process = TracedProcess {
@@ -1027,7 +489,7 @@ mod tests {
         for thread in 1..=2 * most {
             let track = timeline.thread(thread);
             timeline.instant(track, thread as u64, "hit", Vec::new());
-            assert!(timeline.tracks.len() <= MAX_TRACKS);
+            assert!(timeline.writer.known_tracks() <= MAX_TRACKS);
         }
         assert!(timeline.sink().known_tracks() <= MAX_TRACKS);
         timeline.finish(2 * most as u64);

@@ -1,11 +1,15 @@
 //! Perfetto's protobuf: packets with track descriptors, interned names and track events. The numbers of fields are those of
 //! `protos/perfetto/trace/` in Perfetto's sources.
+//!
+//! Most packets have events, a million a second, so these are small: the time of one is how much later it is than the last one,
+//! on a clock of the sequence (`is_incremental`), as Perfetto's own writer has it. If it is earlier, it has a time of CLOCK_MONOTONIC.
+
+mod event_packet;
 
 use prost::Message;
 
-use super::{
-    AnnotationValue, Encoder, NameId, TracedProcess, TrackEvent, TrackEventKind, TrackId, TrackOf,
-};
+use self::event_packet::{EventFields, PacketTime, write_annotation, write_event};
+use super::{Encoder, NameId, TracedProcess, TrackEvent, TrackEventKind, TrackId, TrackOf};
 
 /// Clocks (`builtin_clock.proto`).
 const REALTIME: u32 = 1;
@@ -16,35 +20,25 @@ const BOOTTIME: u32 = 6;
 const INCREMENTAL_STATE_CLEARED: u32 = 1;
 const NEEDS_INCREMENTAL_STATE: u32 = 2;
 
+/// The clock of the sequence, by which each time is the difference to the last one.
+const INCREMENTAL: u32 = 64;
+
 /// `TrackEvent.Type`.
-const SLICE_BEGIN: i32 = 1;
-const SLICE_END: i32 = 2;
-const INSTANT: i32 = 3;
-const COUNTER: i32 = 4;
+const SLICE_BEGIN: u64 = 1;
+const SLICE_END: u64 = 2;
+const INSTANT: u64 = 3;
+const COUNTER: u64 = 4;
 
 /// All packets are of one sequence.
 const SEQUENCE: u32 = 1;
 
-/// The uuid of the process's track; those of other tracks follow it.
-const PROCESS_TRACK: u64 = 1 << 32;
+/// The uuid of the process's track; those of other tracks follow it. 0 is no uuid.
+const PROCESS_TRACK: u64 = 1;
 
 /// The number of the field `packet` of a `Trace`.
 const PACKET: u32 = 1;
 
-/// A `TracePacket` with a track event: most are, and so it is small.
-#[derive(Clone, PartialEq, Message)]
-struct EventPacket {
-    #[prost(uint64, optional, tag = "8")]
-    timestamp: Option<u64>,
-    #[prost(uint32, optional, tag = "10")]
-    trusted_packet_sequence_id: Option<u32>,
-    #[prost(message, optional, tag = "11")]
-    track_event: Option<PacketEvent>,
-    #[prost(uint32, optional, tag = "13")]
-    sequence_flags: Option<u32>,
-}
-
-/// Any other `TracePacket`.
+/// A `TracePacket` without a track event.
 #[derive(Clone, PartialEq, Message)]
 struct TracePacket {
     #[prost(message, optional, tag = "6")]
@@ -85,6 +79,8 @@ struct Clock {
     clock_id: Option<u32>,
     #[prost(uint64, optional, tag = "2")]
     timestamp: Option<u64>,
+    #[prost(bool, optional, tag = "3")]
+    is_incremental: Option<bool>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -144,39 +140,20 @@ struct EventName {
     name: Option<String>,
 }
 
-/// Perfetto's `TrackEvent`.
-#[derive(Clone, PartialEq, Message)]
-struct PacketEvent {
-    #[prost(message, repeated, tag = "4")]
-    debug_annotations: Vec<DebugAnnotation>,
-    #[prost(int32, optional, tag = "9")]
-    r#type: Option<i32>,
-    #[prost(uint64, optional, tag = "10")]
-    name_iid: Option<u64>,
-    #[prost(uint64, optional, tag = "11")]
-    track_uuid: Option<u64>,
-    #[prost(int64, optional, tag = "30")]
-    counter_value: Option<i64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct DebugAnnotation {
-    #[prost(int64, optional, tag = "4")]
-    int_value: Option<i64>,
-    #[prost(string, optional, tag = "6")]
-    string_value: Option<String>,
-    #[prost(string, optional, tag = "10")]
-    name: Option<String>,
-}
-
 pub(super) struct Perfetto {
     process: TracedProcess,
+    /// What the clock of the sequence says.
+    latest: u64,
+    /// The annotations of an event.
+    annotations: Vec<u8>,
 }
 
 impl Perfetto {
     pub(super) fn new(process: &TracedProcess) -> Perfetto {
         Perfetto {
             process: process.clone(),
+            latest: process.monotonic,
+            annotations: Vec::new(),
         }
     }
 }
@@ -197,10 +174,12 @@ impl Encoder for Perfetto {
             (MONOTONIC, process.monotonic),
             (BOOTTIME, process.boottime),
             (REALTIME, process.realtime),
+            (INCREMENTAL, self.latest),
         ];
         let clocks = clocks.map(|(id, time)| Clock {
             clock_id: Some(id),
             timestamp: Some(time),
+            is_incremental: (id == INCREMENTAL).then_some(true),
         });
         write(
             &TracePacket {
@@ -210,7 +189,7 @@ impl Encoder for Perfetto {
                 }),
                 sequence_flags: Some(INCREMENTAL_STATE_CLEARED),
                 trace_packet_defaults: Some(TracePacketDefaults {
-                    timestamp_clock_id: Some(MONOTONIC),
+                    timestamp_clock_id: Some(INCREMENTAL),
                 }),
                 ..TracePacket::of_sequence()
             },
@@ -275,29 +254,166 @@ impl Encoder for Perfetto {
             TrackEventKind::Instant(name) => (INSTANT, Some(name), None),
             TrackEventKind::Value(value) => (COUNTER, None, Some(value)),
         };
-        let annotations = event.arguments.iter().map(|argument| {
-            let (int_value, string_value) = match &argument.value {
-                AnnotationValue::Int(number) => (Some(*number), None),
-                AnnotationValue::Text(text) => (None, Some(text.to_string())),
-            };
-            DebugAnnotation {
-                int_value,
-                string_value,
-                name: Some(argument.key.to_string()),
+        let time = match event.time.checked_sub(self.latest) {
+            Some(later) => {
+                self.latest = event.time;
+                PacketTime::Later(later)
             }
-        });
-        let packet = EventPacket {
-            timestamp: Some(event.time),
-            trusted_packet_sequence_id: Some(SEQUENCE),
-            track_event: Some(PacketEvent {
-                debug_annotations: annotations.collect(),
-                r#type: Some(kind),
-                name_iid: name.map(|name| name.0.into()),
-                track_uuid: Some(uuid(event.track)),
-                counter_value: value,
-            }),
-            sequence_flags: Some(NEEDS_INCREMENTAL_STATE),
+            None => PacketTime::At(event.time),
         };
-        write(&packet, to);
+        self.annotations.clear();
+        for argument in &event.arguments {
+            write_annotation(argument, &mut self.annotations);
+        }
+        let fields = EventFields {
+            kind,
+            name: name.map(|name| name.0.into()),
+            track: uuid(event.track),
+            value: value.map(|value| value as u64),
+        };
+        write_event(time, &fields, &self.annotations, to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Annotation;
+    use super::*;
+
+    /// What [`event_packet`] writes, for prost to read.
+    #[derive(Clone, PartialEq, Message)]
+    struct Trace {
+        #[prost(message, repeated, tag = "1")]
+        packet: Vec<EventPacket>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    struct EventPacket {
+        #[prost(uint64, optional, tag = "8")]
+        timestamp: Option<u64>,
+        #[prost(uint32, optional, tag = "10")]
+        trusted_packet_sequence_id: Option<u32>,
+        #[prost(message, optional, tag = "11")]
+        track_event: Option<PacketEvent>,
+        #[prost(uint32, optional, tag = "13")]
+        sequence_flags: Option<u32>,
+        #[prost(uint32, optional, tag = "58")]
+        timestamp_clock_id: Option<u32>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    struct PacketEvent {
+        #[prost(message, repeated, tag = "4")]
+        debug_annotations: Vec<DebugAnnotation>,
+        #[prost(uint64, optional, tag = "9")]
+        r#type: Option<u64>,
+        #[prost(uint64, optional, tag = "10")]
+        name_iid: Option<u64>,
+        #[prost(uint64, optional, tag = "11")]
+        track_uuid: Option<u64>,
+        #[prost(int64, optional, tag = "30")]
+        counter_value: Option<i64>,
+    }
+
+    #[derive(Clone, PartialEq, Message)]
+    struct DebugAnnotation {
+        #[prost(int64, optional, tag = "4")]
+        int_value: Option<i64>,
+        #[prost(string, optional, tag = "6")]
+        string_value: Option<String>,
+        #[prost(string, optional, tag = "10")]
+        name: Option<String>,
+    }
+
+    fn process() -> TracedProcess {
+        TracedProcess {
+            pid: 1,
+            name: "p".to_owned(),
+            monotonic: 1000,
+            boottime: 1000,
+            realtime: 1000,
+        }
+    }
+
+    fn event(time: u64, track: u32, kind: TrackEventKind) -> TrackEvent {
+        TrackEvent {
+            time,
+            track: TrackId(track),
+            kind,
+            arguments: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn packets_are_read_by_prost() {
+        let long = "x".repeat(1000);
+        let mut begin = event(1005, u32::MAX, TrackEventKind::Begin(NameId(u32::MAX)));
+        begin.arguments = vec![
+            Annotation::int("arg0", -7),
+            Annotation::text("arg1", long.clone()),
+            Annotation::text("", ""),
+        ];
+        let events = [
+            begin,
+            event(1005, 3, TrackEventKind::End),
+            event(900, 3, TrackEventKind::Value(i64::MIN)),
+            event(u64::MAX, 3, TrackEventKind::Instant(NameId(1))),
+        ];
+        let mut perfetto = Perfetto::new(&process());
+        let mut bytes = Vec::new();
+        for event in &events {
+            perfetto.event(event, &mut bytes);
+        }
+        let trace = Trace::decode(&bytes[..]).unwrap();
+        let times = trace.packet.iter();
+        let times: Vec<_> = times
+            .map(|it| (it.timestamp.unwrap(), it.timestamp_clock_id))
+            .collect();
+        let last = u64::MAX - 1005;
+        assert_eq!(
+            times,
+            [(5, None), (0, None), (900, Some(MONOTONIC)), (last, None)]
+        );
+        for (packet, event) in trace.packet.iter().zip(&events) {
+            assert_eq!(packet.trusted_packet_sequence_id, Some(SEQUENCE));
+            assert_eq!(packet.sequence_flags, Some(NEEDS_INCREMENTAL_STATE));
+            let read = packet.track_event.as_ref().unwrap();
+            assert_eq!(read.track_uuid, Some(uuid(event.track)));
+            let (kind, name, value) = match event.kind {
+                TrackEventKind::Begin(name) => (SLICE_BEGIN, Some(name.0.into()), None),
+                TrackEventKind::End => (SLICE_END, None, None),
+                TrackEventKind::Instant(name) => (INSTANT, Some(name.0.into()), None),
+                TrackEventKind::Value(value) => (COUNTER, None, Some(value)),
+            };
+            let written = (Some(kind), name, value);
+            assert_eq!((read.r#type, read.name_iid, read.counter_value), written);
+        }
+        let annotations = &trace.packet[0]
+            .track_event
+            .as_ref()
+            .unwrap()
+            .debug_annotations;
+        let annotations: Vec<_> = annotations
+            .iter()
+            .map(|it| (it.name.as_deref(), it.int_value, it.string_value.as_deref()))
+            .collect();
+        let expected = [
+            (Some("arg0"), Some(-7), None),
+            (Some("arg1"), None, Some(&long[..])),
+            (Some(""), None, Some("")),
+        ];
+        assert_eq!(annotations, expected);
+    }
+
+    #[test]
+    fn packet_of_a_slice_is_small() {
+        let mut perfetto = Perfetto::new(&process());
+        let mut bytes = Vec::new();
+        perfetto.event(
+            &event(1500, 2, TrackEventKind::Begin(NameId(1))),
+            &mut bytes,
+        );
+        perfetto.event(&event(1900, 2, TrackEventKind::End), &mut bytes);
+        assert_eq!(bytes.len(), 32);
     }
 }
