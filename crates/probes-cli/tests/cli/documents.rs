@@ -1,6 +1,8 @@
 //! The documents agree with the tests: docs/promises.md is generated from them, and every test
 //! that a page names exists.
 
+#[path = "import_layers.rs"]
+mod import_layers;
 #[path = "json.rs"]
 mod json; // JSON output: its page and its schema
 #[path = "type_examples.rs"]

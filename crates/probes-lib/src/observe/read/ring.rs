@@ -67,8 +67,8 @@ impl Rings {
     ///
     /// # Errors
     ///
-    /// If a ring cannot be read; but if others had new records, these are returned, and the next call fails, unless it
-    /// `is_over`.
+    /// If a ring cannot be read. If others before it had new records, or dropped ones, and not `is_over`, these are returned instead, and
+    /// the next call fails.
     pub(crate) fn read(
         &mut self,
         memory: &impl ReadMemory,
@@ -85,7 +85,9 @@ impl Rings {
         let heads = heads.map_or_else(|| self.heads(memory), Ok)?;
         for (group, head) in heads.into_iter().enumerate() {
             match self.read_ring(memory, (group, head), is_over, records) {
-                Err(error) if is_over || records.is_empty() => return Err(error),
+                Err(error) if is_over || records.is_empty() && records.dropped == 0 => {
+                    return Err(error);
+                }
                 Err(_) => break,
                 Ok(()) => {}
             }
@@ -97,7 +99,12 @@ impl Rings {
     /// Returns whether there are no new records with these heads, and none is awaited.
     pub(crate) fn have_nothing_new(&self, heads: &Heads) -> bool {
         let is_awaited = self.layout.record_len == 0 || self.waiting.iter().any(Option::is_some);
-        !is_awaited && *heads == self.next
+        // A head that is smaller than before has been overwritten by the program.
+        !is_awaited
+            && heads
+                .iter()
+                .zip(&self.next)
+                .all(|(head, next)| head <= next)
     }
 
     /// Reads the new records of the ring of a group, with its head.
