@@ -101,10 +101,9 @@ const MAX_SWITCH_COST: Duration = Duration::from_micros(20);
 /// How long to wait between two looks at waits, at least.
 const WAIT_INTERVAL: Duration = Duration::from_micros(800);
 
-/// Looks at waits are followed by a pause of so many times as long as they took: so they take 2.5 % of a processor; or 3.8 %, if the
-/// profiler does nothing else.
+/// Looks at waits are followed by a pause of so many times as long as they took: so they take 2.5 % of a processor, as much as samples
+/// take at most.
 const WAIT_PAUSE: u32 = 39;
-const ONLY_WAIT_PAUSE: u32 = 25;
 
 /// Samples a process.
 ///
@@ -180,8 +179,6 @@ struct KernelRecords {
     /// How long the profiler's thread had run when waits were last looked at; and how long that look took.
     ran_until: Duration,
     ran: Duration,
-    /// How many times as long as a look is the pause after it.
-    pause: u32,
     /// How much longer or shorter the pause is, by chance: the process may do something in step with looks at it.
     stretch: f64,
     /// Threads are not looked at again before this time; records may have to be read more often.
@@ -344,11 +341,6 @@ impl Profiler {
             looks_at_exited: HashMap::new(),
             ran_until,
             ran: Duration::ZERO,
-            pause: if hz.is_some() {
-                WAIT_PAUSE
-            } else {
-                ONLY_WAIT_PAUSE
-            },
             stretch: 1.0,
             next_look_at: Duration::ZERO,
             switched: HashSet::new(),
@@ -443,7 +435,7 @@ impl Profiler {
             if is_look {
                 recorded.stretch = 0.5 + fastrand::f64();
                 // A little less than the pause, which is counted from a moment earlier.
-                let pause = recorded.ran.saturating_mul(recorded.pause - 1);
+                let pause = recorded.ran.saturating_mul(WAIT_PAUSE - 1);
                 recorded.next_look_at = at.saturating_add(pause.mul_f64(recorded.stretch));
             }
         }
@@ -466,10 +458,7 @@ impl Profiler {
     /// run are not sampled; less if records would be lost, as there are so many. `None` if waits are not recorded.
     pub fn wait_pause(&self) -> Option<Duration> {
         let recorded = self.recorded.as_ref()?;
-        let pause = recorded
-            .ran
-            .saturating_mul(recorded.pause)
-            .max(WAIT_INTERVAL);
+        let pause = recorded.ran.saturating_mul(WAIT_PAUSE).max(WAIT_INTERVAL);
         let pause = pause.mul_f64(recorded.stretch);
         Some(pause.min(recorded.switches.read_within()))
     }

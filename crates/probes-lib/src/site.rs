@@ -8,6 +8,8 @@
 
 use std::fmt;
 
+use crate::address::LiveAddr;
+
 /// Length of a site in bytes: the nop, the opcode and its 32-bit operand.
 pub const SITE_LEN: usize = 6;
 
@@ -25,6 +27,34 @@ pub(crate) const JMP: u8 = 0xe9;
 
 /// The length of such a `jmp`, opcode and displacement.
 pub(crate) const JUMP_LEN: usize = 5;
+
+/// Returns the `call` or `jmp` with a displacement of four bytes, of this opcode, that leads from `from` to `to`.
+pub(crate) fn near_branch(opcode: u8, from: LiveAddr, to: LiveAddr) -> [u8; JUMP_LEN] {
+    let displacement = to.0.wrapping_sub(from.plus(JUMP_LEN as u64).0) as u32;
+    let [a, b, c, d] = displacement.to_le_bytes();
+    [opcode, a, b, c, d]
+}
+
+/// Returns where the direct call leads that ends at `end`; `None` if these bytes before it are none.
+pub(crate) fn direct_call_target(bytes: [u8; JUMP_LEN], end: u64) -> Option<u64> {
+    let [CALL, displacement @ ..] = bytes else {
+        return None;
+    };
+    Some(end.wrapping_add_signed(i32::from_le_bytes(displacement).into()))
+}
+
+/// The length of the longest call, in bytes.
+pub(crate) const LONGEST_CALL: usize = 7;
+
+/// Whether bytes may end with a call: `e8` and a displacement; or, by a register or through memory, `ff /2` with an operand of
+/// any length.
+pub(crate) fn ends_with_call(bytes: &[u8]) -> bool {
+    let byte = |from_end: usize| bytes.len().checked_sub(from_end).map(|at| bytes[at]);
+    let is_indirect = |len: usize| {
+        byte(len) == Some(0xff) && byte(len - 1).is_some_and(|operand| operand >> 3 & 7 == 2)
+    };
+    byte(JUMP_LEN) == Some(CALL) || (2..=LONGEST_CALL).any(is_indirect)
+}
 
 /// The breakpoint instruction of debuggers and uprobes.
 pub(crate) const INT3: u8 = 0xcc;

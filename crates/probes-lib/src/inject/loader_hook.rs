@@ -36,7 +36,7 @@ use crate::process::dynamic_loader::{DEBUG_FUNCTION_LEN, DynamicLoader, NoDynami
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::filter::SeccompData;
-use crate::site::{JMP, JUMP_LEN, RET};
+use crate::site::{JMP, JUMP_LEN, RET, near_branch};
 use crate::trace::stopped::Stopped;
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
@@ -305,11 +305,7 @@ impl LoaderHook {
 
     /// Returns the `jmp` to the hook.
     fn jump(&self) -> [u8; JUMP_LEN] {
-        let next = self.jump_at.plus(JUMP_LEN as u64);
-        let displacement = self.code_at.0.wrapping_sub(next.0) as u32;
-        let mut jump = [JMP; JUMP_LEN];
-        jump[1..].copy_from_slice(&displacement.to_le_bytes());
-        jump
+        near_branch(JMP, self.jump_at, self.code_at)
     }
 
     /// Writes the hook. No thread can enter it before the last byte is written.

@@ -17,6 +17,7 @@ use crate::observe::install::prepare::Installed;
 use crate::process::image::Image;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;
+use crate::site::{JUMP_LEN, direct_call_target};
 use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
 use crate::trace::stopped::Stopped;
@@ -27,10 +28,6 @@ use crate::update::report::Report;
 
 /// A longer `main` is not that of the runtime.
 const LONGEST_MAIN: u64 = 64;
-
-/// Opcode and length of a call with a displacement.
-const CALL: u8 = 0xe8;
-const CALL_LEN: usize = 5;
 
 /// A program whose sites are patched, and which has not run.
 pub(super) struct Patched<'s> {
@@ -162,15 +159,13 @@ fn start_of_ocaml(elf: &ElfFile) -> Option<FileAddr> {
     let mut segments = elf.loaded();
     let segment = segments.find(|it| it.executable && it.holds_in_file(main.address, main.len))?;
     elf.read_loaded(&segment, main.address, &mut code).ok()?;
-    let calls_runtime = |(index, call): (usize, &[u8])| match *call {
-        [CALL, ref displacement @ ..] => {
-            let displacement = displacement.try_into().map_or(0, i32::from_le_bytes);
-            let after = main.address.0 + (index + CALL_LEN) as u64;
-            after.wrapping_add_signed(displacement.into()) == caml_main.address.0
-        }
-        _ => false,
+    let calls_runtime = |(index, call): (usize, &[u8])| {
+        let end = main.address.0 + (index + JUMP_LEN) as u64;
+        let call = <[u8; JUMP_LEN]>::try_from(call).ok();
+        let target = call.and_then(|call| direct_call_target(call, end));
+        target == Some(caml_main.address.0)
     };
-    let mut calls = code.windows(CALL_LEN).enumerate();
+    let mut calls = code.windows(JUMP_LEN).enumerate();
     calls.any(calls_runtime).then_some(start.address)
 }
 

@@ -17,7 +17,7 @@
 
 use crate::address::{LiveAddr, PAGE};
 use crate::patch_plan::jump::{SHORT_JMP, SHORT_LEN};
-use crate::site::{CALL, CMP, INT3, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode};
+use crate::site::{CALL, CMP, INT3, JMP, OPCODE_OFFSET, SITE_LEN, SiteCode, near_branch};
 
 /// How many bytes a patch overwrites at most: an opcode and a displacement.
 pub(crate) const PATCH_LEN: usize = 5;
@@ -128,11 +128,7 @@ impl Point {
     /// Returns the places that its patch overwrites: the island, if there is one, and that at the point. The trampoline
     /// must be within reach.
     pub(crate) fn places(&self, trampoline: LiveAddr) -> impl Iterator<Item = PatchPlace> + use<> {
-        let near = |opcode, at: LiveAddr| {
-            let displacement = trampoline.0.wrapping_sub(at.plus(PATCH_LEN as u64).0) as u32;
-            let [a, b, c, d] = displacement.to_le_bytes();
-            [opcode, a, b, c, d]
-        };
+        let near = |opcode, at: LiveAddr| near_branch(opcode, at, trampoline);
         let (first, last) = match self.kind {
             PointKind::Site { .. } => {
                 let at = self.address.plus(OPCODE_OFFSET);

@@ -6,6 +6,7 @@ use super::registers::{FrameRegisters, RBP, RSP};
 use super::tables::{Cfa, UnwindRow};
 use super::{RawStack, StackEnd, Unwinder};
 use crate::address::LiveAddr;
+use crate::site::{JUMP_LEN, LONGEST_CALL, direct_call_target, ends_with_call};
 use std::ops::Range;
 
 /// How many bytes above the stack pointer the return address is searched in.
@@ -57,12 +58,9 @@ pub(super) fn caller(
 
 /// Returns what the instruction before `at` calls, if it is a direct call.
 pub(super) fn direct_call_before(at: u64, memory: &mut impl StackMemory) -> Option<u64> {
-    let mut code = [0; 5];
-    memory.read(at.wrapping_sub(5), &mut code)?;
-    let [0xe8, distance @ ..] = code else {
-        return None;
-    };
-    Some(at.wrapping_add_signed(i32::from_le_bytes(distance).into()))
+    let mut code = [0; JUMP_LEN];
+    memory.read(at.wrapping_sub(code.len() as u64), &mut code)?;
+    direct_call_target(code, at)
 }
 
 /// Returns whether the instruction before `at` is a call; if a `callee` is given, a direct call of that function.
@@ -74,10 +72,7 @@ pub(super) fn follows_call(
     if let Some(target) = direct_call_before(at, memory) {
         return callee.is_none_or(|function| function.contains(&target));
     }
-    let mut code = [0; 8];
-    if memory.read(at.wrapping_sub(8), &mut code).is_none() {
-        return false;
-    }
-    // call by a register or through memory: ff /2, of 2 to 7 bytes.
-    callee.is_none() && (2..=7).any(|len| code[8 - len] == 0xff && (code[9 - len] >> 3) & 7 == 2)
+    let mut code = [0; LONGEST_CALL];
+    let is_read = memory.read(at.wrapping_sub(code.len() as u64), &mut code);
+    callee.is_none() && is_read.is_some() && ends_with_call(&code)
 }

@@ -33,12 +33,10 @@ use crate::address::{CodeRange, FileAddr};
 use crate::elf::relocations::Relocation;
 use crate::elf::{ElfFile, Linking, Segment};
 use crate::numbers::{u16_at, u32_at, u64_at};
+use crate::site::{LONGEST_CALL, ends_with_call};
 
 /// The shortest descriptor.
 const SHORTEST: usize = 16;
-
-/// The longest call, in bytes.
-const LONGEST_CALL: usize = 8;
 
 /// How many functions may be inlined into each other at one place.
 const MAX_INLINED: usize = 256;
@@ -166,15 +164,6 @@ impl CodeSegments {
         });
         before.is_some_and(ends_with_call)
     }
-}
-
-/// Whether the bytes may end with a call: `e8` and a distance, or `ff /2` with an operand of any length.
-fn ends_with_call(bytes: &[u8]) -> bool {
-    let byte = |from_end: usize| bytes.len().checked_sub(from_end).map(|at| bytes[at]);
-    let is_indirect = |len: usize| {
-        byte(len) == Some(0xff) && byte(len - 1).is_some_and(|operand| operand >> 3 & 7 == 2)
-    };
-    byte(5) == Some(0xe8) || (2..=7).any(is_indirect)
 }
 
 /// Where a descriptor says that the debuginfo of its return address is.
