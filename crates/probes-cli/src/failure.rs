@@ -40,7 +40,13 @@ pub(crate) enum Failure {
     /// What was asked for was done, but the output could not be written.
     DoneUnwritten(String, io::Error),
     /// A temporary change could not be undone: why, and which command undoes it.
-    NotUndone(Error, String),
+    NotUndone {
+        error: Error,
+        /// What the user can do.
+        hint: String,
+        /// Whether that does not stop the process.
+        is_live: bool,
+    },
     /// The changes of these probes were not undone, though the others were; and which command undoes them.
     PartlyUndone(String, String),
     /// An observation could not be removed from a process.
@@ -135,7 +141,7 @@ impl Failure {
             Failure::Target(CommandTarget::Process(pid) | CommandTarget::Attached(pid), _)
             | Failure::NotRemoved(pid, _)
             | Failure::NoTerminal(_, pid) => Some(*pid),
-            Failure::Target(_, error) | Failure::NotUndone(error, _) => error.pid(),
+            Failure::Target(_, error) | Failure::NotUndone { error, .. } => error.pid(),
             _ => None,
         }
     }
@@ -161,9 +167,13 @@ impl Failure {
             Failure::Target(operand, error) => hint::of(error, operand),
             // It is about no process.
             Failure::Survey(error) => hint::of(error, &CommandTarget::Process(0)),
-            Failure::NotUndone(error, hint) if error.is_transient() => {
+            Failure::NotUndone {
+                error,
+                hint,
+                is_live,
+            } if error.is_transient() => {
                 // An update of another tool has to be waited for even so.
-                let at_once = if error.is_being_updated() || hint.contains(" -live ") {
+                let at_once = if error.is_being_updated() || *is_live {
                     ""
                 } else {
                     "; with -live, at once"
@@ -172,7 +182,7 @@ impl Failure {
                     "once no other tool traces, stops or updates it, {hint}{at_once}"
                 ))
             }
-            Failure::NotUndone(_, hint) => Some(hint.clone()),
+            Failure::NotUndone { hint, .. } => Some(hint.clone()),
             Failure::NotRemoved(pid, error) => Some(format!(
                 "`{}ocaml-probes observe -clean -pid {pid}` removes the observation",
                 hint::sudo_after(error)
@@ -245,7 +255,7 @@ impl fmt::Display for Failure {
                     "no process{with_probes} runs a program whose name matches \"{name}\""
                 )
             }
-            Failure::NotUndone(error, _) => {
+            Failure::NotUndone { error, .. } => {
                 write!(f, "cannot undo the temporary change: {error}")
             }
             Failure::PartlyUndone(names, _) => write!(

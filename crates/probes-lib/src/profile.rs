@@ -98,7 +98,7 @@ const TRIED_HZ: u32 = 99;
 /// How long a switch takes at most.
 const MAX_SWITCH_COST: Duration = Duration::from_micros(20);
 
-/// How long to wait between two looks at waits, at least.
+/// How long to wait between two looks at waits, at least, on average.
 const WAIT_INTERVAL: Duration = Duration::from_micros(800);
 
 /// Looks at waits are followed by a pause of so many times as long as they took: so they take 2.5 % of a processor, as much as samples
@@ -454,8 +454,8 @@ impl Profiler {
             .flat_map(|recorded| recorded.switches.sample_fds())
     }
 
-    /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor, or 3.8 % if threads that
-    /// run are not sampled; less if records would be lost, as there are so many. `None` if waits are not recorded.
+    /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor;
+    /// less if records would be lost, as there are so many. `None` if waits are not recorded.
     pub fn wait_pause(&self) -> Option<Duration> {
         let recorded = self.recorded.as_ref()?;
         let pause = recorded.ran.saturating_mul(WAIT_PAUSE).max(WAIT_INTERVAL);
@@ -974,6 +974,16 @@ impl Profiler {
             let domain = self.domains.get(&(key.tid, name.clone())).copied();
             stacks.push(profiled_stack(&mut self.stacks, key, sum, name, domain));
         }
+        let tids: HashSet<i32> = self.sums.by_key.keys().map(|key| key.tid).collect();
+        let mut times = self.exited;
+        for thread in self.threads.values() {
+            times.add(thread.times());
+        }
+        let switch_cost = self.switch_cost(&times);
+        for stack in &mut stacks {
+            stack.shorten_waits(switch_cost);
+        }
+        stacks.retain(|stack| !stack.time.is_zero());
         share_roles(&mut stacks);
         // Most time first, then by thread, and always in the same order.
         stacks.sort_by(|one, other| {
@@ -984,15 +994,6 @@ impl Profiler {
                 .then_with(|| addresses.cmp(others))
                 .then_with(|| one.activity.leaf().cmp(&other.activity.leaf()))
         });
-        let tids: HashSet<i32> = self.sums.by_key.keys().map(|key| key.tid).collect();
-        let mut times = self.exited;
-        for thread in self.threads.values() {
-            times.add(thread.times());
-        }
-        let switch_cost = self.switch_cost(&times);
-        for stack in &mut stacks {
-            stack.shorten_waits(switch_cost);
-        }
         times.running = self.sums.process.running();
         Profile {
             stacks,

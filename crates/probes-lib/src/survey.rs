@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use crate::elf::table::Generation;
-use crate::error::{Error, ErrorKind, FileError, ProcessError, Result};
+use crate::error::{Error, ErrorKind, FileError, Result};
 use crate::process::objects::Files;
 use crate::process::{check_proc, pids};
 use crate::target::Target;
@@ -122,7 +122,7 @@ pub fn survey() -> Result<Survey> {
 enum NotRead {
     /// We may not read it.
     Denied,
-    /// The notes of one of its files cannot be used, or something could not be read; the text says why.
+    /// The notes of one of its files cannot be used; the text says why.
     Damaged(String),
 }
 
@@ -138,8 +138,7 @@ fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, NotRead
         Err(error) if has_damaged_notes(&error) => {
             return Err(NotRead::Damaged(error.to_string()));
         }
-        Err(error) if may_have_probes(&error) => return Err(NotRead::Damaged(error.to_string())),
-        // It has no probes, is a kernel thread, has exited meanwhile, or its program is none that can have probes.
+        // It has no probes, is a kernel thread, has exited meanwhile, or its program cannot be read.
         Err(_) => return Ok(None),
     };
     let Ok(status) = target.opened.process().status() else {
@@ -158,14 +157,6 @@ fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, NotRead
         enabled: count(State::Enabled),
         inconsistent: count(State::Inconsistent),
     }))
-}
-
-/// Whether it is not known whether a process has probes: a call of the kernel failed, because too many files are open, for example.
-fn may_have_probes(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::System(_) | ErrorKind::Process(ProcessError::KeepsChanging)
-    )
 }
 
 /// Whether a file has notes of probes that cannot be used.

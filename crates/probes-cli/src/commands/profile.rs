@@ -53,7 +53,7 @@ has changed. Without samples of the kernel, -live does not know where threads ru
 waits or switches often, threads have moved on before they are stopped: [not read]. If that is more
 than a twentieth of the time, the kernel's samples are shown where it permits them; else try -live.
 Waits are recorded by the kernel where it permits that: each, exactly; its stack is read if it lasts
-until the next look, some 1 or 2 milliseconds later. If not, it is one of the [unseen waits] of what
+until the next look, about a millisecond later. If not, it is one of the [unseen waits] of what
 the thread was last seen in for about as long. Elsewhere, and with -gc, waits are sampled. When the
 duration is over, on Ctrl-C, or when the process exits, it prints in plain format, times in seconds:
     all SECONDS samples N threads N running S runnable S off S stopped S error S

@@ -38,8 +38,13 @@ pub(super) fn undo_changes(
             Ok(None)
         }
         None => {
-            let by_hand = by_hand(hold, options, hint::sudo_after(&error), |_| true);
-            Err(Failure::NotUndone(error, by_hand))
+            let hint = by_hand(hold, options, hint::sudo_after(&error), |_| true);
+            let is_live = options.live;
+            Err(Failure::NotUndone {
+                error,
+                hint,
+                is_live,
+            })
         }
     }
 }

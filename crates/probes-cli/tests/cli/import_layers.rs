@@ -24,7 +24,14 @@ fn layers() -> BTreeMap<String, usize> {
 
 /// Returns the modules at the top of the library that code imports from, without its tests.
 fn imported(code: &str) -> impl Iterator<Item = (&str, &str)> {
-    let code = code.split("#[cfg(test)]\nmod tests").next().unwrap_or(code);
+    let tests = [
+        "#[cfg(test)]\nmod tests",
+        "#[cfg(test)]\npub(super) mod tests",
+        "#[cfg(test)]\npub(crate) mod tests",
+    ];
+    let ends = tests.into_iter().filter_map(|start| code.find(start));
+    let code = &code[..ends.min().unwrap_or(code.len())];
+    assert!(!code.contains("crate::{"), "one path a line: {code}");
     let lines = code.lines();
     let lines = lines.filter(|line| !line.trim_start().starts_with("//"));
     // The macros that let tests fail any call of the kernel are for all layers.

@@ -312,8 +312,13 @@ impl<'f> FollowSession<'f> {
     fn executed(&mut self, pid: i32) {
         let process = match Process::open(pid) {
             Ok(process) => process,
+            // Its exit is an event of its own.
+            Err(error) if is_not_found(&error) => return self.tracees.resume_thread(pid),
             Err(error) => {
-                self.cannot_follow(pid, error);
+                self.processes.remove(&pid);
+                self.failed(pid, error);
+                // It is the only one that an execve leaves.
+                self.tracees.forget(pid);
                 return self.tracees.detach_thread(pid);
             }
         };
@@ -442,7 +447,7 @@ impl<'f> FollowSession<'f> {
     /// Reports that a process cannot be followed, for example because too many files are open. If it was
     /// killed, nothing is reported here: the exit of a process that was followed is an event of its own.
     fn cannot_follow(&mut self, pid: i32, error: Error) {
-        if !matches!(error.kind(), ErrorKind::Process(ProcessError::NotFound)) {
+        if !is_not_found(&error) {
             self.processes.remove(&pid);
             self.tracees.give_up(pid);
             self.failed(pid, error);
@@ -466,32 +471,43 @@ impl<'f> FollowSession<'f> {
             let Some(followed) = self.processes.get(&pid) else {
                 continue;
             };
+            let memory = followed
+                .hook
+                .as_ref()
+                .map(|_| followed.memory())
+                .transpose();
+            let (memory, denied) = match memory {
+                Ok(memory) => (memory, None),
+                Err(error) if error.is_gone() => (None, None),
+                Err(error) if error.denial().is_some() => (None, Some(error)),
+                // For example because too many files are open: tried again later.
+                Err(_) => continue,
+            };
             let Ok(held) = self.tracees.stop_and_keep(&followed.process, STOP_LIMIT) else {
                 // It has exited, is executing a program, or could not be stopped: tried again
                 // later.
                 continue;
             };
-            if let Some(hook) = &followed.hook {
-                let is_removed = match followed.memory() {
-                    Ok(memory) if self.tracees.has_thread_in_hook(pid, &held, &memory) => false,
-                    Ok(memory) => {
-                        // It fails only if the process was killed.
-                        let _ = hook.remove(&memory);
-                        true
-                    }
-                    // For example because too many files are open: tried again later.
-                    Err(error) => error.is_gone(),
-                };
-                if !is_removed {
+            if let (Some(hook), Some(memory)) = (&followed.hook, &memory) {
+                if self.tracees.has_thread_in_hook(pid, &held, memory) {
                     self.tracees.resume(&followed.process, held);
                     continue;
                 }
+                // It fails only if the process was killed.
+                let _ = hook.remove(memory);
             }
             held.release();
+            if let Some(error) = denied {
+                self.failed(pid, error);
+            }
             self.tracees.forget(pid);
             self.processes.remove(&pid);
         }
     }
+}
+
+fn is_not_found(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Process(ProcessError::NotFound))
 }
 
 /// Returns whether a process is stopped by job control, or is not there: it does nothing until it is continued. Also if that is

@@ -173,7 +173,6 @@ pub(crate) fn arena_code(
     let len = arena.trampoline_len;
     for (index, planned) in planned.iter().enumerate() {
         let (at, role) = (arena.trampoline(index), &planned.role);
-        let pointers = FunctionPointers::of(arena, index, sharing);
         let Some(site) = plan.patch_site(planned) else {
             let wrapper = planned.point.wrapper().ok_or(DoesNotFit)?;
             let made = probe_site::code(at, len, wrapper, |tail| {
@@ -182,7 +181,7 @@ pub(crate) fn arena_code(
                 if let Some(code) = counting.transpose()?.flatten() {
                     return Ok(code);
                 }
-                probe_site::recording(at, role, &pointers.of_point, tail)
+                probe_site::recording(at, role, &Pointers::of(arena, index, sharing), tail)
             });
             code.bytes.extend(made?);
             continue;
@@ -191,6 +190,7 @@ pub(crate) fn arena_code(
         let PointOf::Function(function) = planned.of else {
             return Err(DoesNotFit);
         };
+        let pointers = FunctionPointers::of(arena, index, sharing);
         let made = if let Some(made) = function::code(at, site, role, &pointers) {
             made
         } else if let Some(once) = plan.calls_once_at(planned) {

@@ -102,7 +102,7 @@ impl<L> LooksByLength<L> {
         }
     }
 
-    /// Returns the last look at a wait of about this length: no more than twice as long, or half as long.
+    /// Returns the last look at a wait of about this length: within a factor of 2.5.
     pub(super) fn similar(&self, length: Duration) -> Option<&L> {
         let class = LooksByLength::<L>::class(length);
         let distances = self.0.iter().map(|(of, look)| (of.abs_diff(class), look));

@@ -286,7 +286,7 @@ impl<L: Clone> Waits<L> {
                 _ => Duration::ZERO,
             };
             self.off = self.off.saturating_add(waited.max(preempted));
-            // It may have an event twice.
+            // A thread may have two events, so that this is recorded twice.
             let is_on = matches!(entry.state, SwitchState::On | SwitchState::Unknown(_));
             self.arrivals += u64::from(!is_on);
         }
@@ -324,13 +324,11 @@ impl<L: Clone> Waits<L> {
             let Some((since, until)) = thread.waited(now) else {
                 continue;
             };
-            waits.push(ThreadWait {
-                is_whole: false,
-                ..thread.wait(tid, since, until)
-            });
+            // It is a part of a wait, and the rest follows.
+            thread.is_cut = true;
+            waits.push(thread.wait(tid, since, until));
             self.off = self.off.saturating_add(until.saturating_sub(since));
             thread.state = SwitchState::Off(now);
-            thread.is_cut = true;
         }
         waits
     }

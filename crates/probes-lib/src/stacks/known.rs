@@ -17,8 +17,8 @@ use crate::unwind::memory::StackMemory;
 use crate::unwind::registers::FrameRegisters;
 use crate::unwind::{RawStack, Unwinder};
 
-/// How many words of memory are kept, until all stacks are forgotten; and how many of one stack.
-const MAX_KEPT: usize = 1 << 18;
+/// How many words all stacks take that are kept, until all are forgotten; and how many words are read for one.
+const MAX_KEPT: usize = 1 << 19;
 const MAX_WORDS: usize = 1 << 10;
 
 /// How many stacks are kept of one place: all are compared.
@@ -45,6 +45,11 @@ struct KnownStack {
 }
 
 impl KnownStack {
+    /// How many words it takes, about.
+    fn size(&self) -> usize {
+        32 + 2 * self.words.len() + 2 * self.stack.frames.len()
+    }
+
     fn is_in(&self, memory: &mut impl StackMemory) -> bool {
         let mut words = self.words.iter();
         words.all(|&(at, word)| memory.word(at) == Some(word))
@@ -54,7 +59,7 @@ impl KnownStack {
 #[derive(Default)]
 pub(super) struct KnownStacks {
     by_place: HashMap<WaitPlace, Vec<KnownStack>>,
-    /// How many words all of them have.
+    /// How many words all of them take.
     words: usize,
 }
 
@@ -114,31 +119,37 @@ impl KnownStacks {
             return;
         }
         let place = place_of(entry);
-        let of_place = self.by_place.get(&place).map_or(0, Vec::len);
-        if self.words + words.len() > MAX_KEPT || of_place >= MAX_OF_PLACE {
-            *self = KnownStacks::default();
-        }
-        self.words += words.len();
-        self.by_place.entry(place).or_default().push(KnownStack {
+        let known = KnownStack {
             call: number_of(entry),
             kernel_function: kernel_function.map(str::to_owned),
             words,
             state: state.clone(),
             stack: stack.clone(),
-        });
+        };
+        if self.words + known.size() > MAX_KEPT {
+            *self = KnownStacks::default();
+        }
+        self.words += known.size();
+        let of_place = self.by_place.entry(place).or_default();
+        if of_place.len() >= MAX_OF_PLACE {
+            // Its words are others each time: the counter of a loop, for example.
+            self.words -= of_place.iter().map(KnownStack::size).sum::<usize>();
+            of_place.clear();
+        }
+        of_place.push(known);
     }
 }
 
 /// What was read of memory, except code, which does not change.
 pub(super) struct Reads {
     words: Vec<(u64, u64)>,
-    /// Whether there was more: a read that failed, or was not one of a word, or too many.
-    is_more: bool,
+    /// Whether there were others: a read that failed, or was not one of a word, or too many.
+    is_incomplete: bool,
 }
 
 impl Reads {
     fn words(self) -> Option<Vec<(u64, u64)>> {
-        (!self.is_more).then_some(self.words)
+        (!self.is_incomplete).then_some(self.words)
     }
 }
 
@@ -156,7 +167,7 @@ impl<'m, M: StackMemory> RecordedReads<'m, M> {
             code: unwinder.code().collect(),
             reads: Reads {
                 words: Vec::new(),
-                is_more: false,
+                is_incomplete: false,
             },
         }
     }
@@ -176,7 +187,7 @@ impl<M: StackMemory> StackMemory for RecordedReads<'_, M> {
             Ok(word) if read.is_some() && self.reads.words.len() < MAX_WORDS => {
                 self.reads.words.push((at, u64::from_le_bytes(word)));
             }
-            _ => self.reads.is_more = true,
+            _ => self.reads.is_incomplete = true,
         }
         read
     }
@@ -302,6 +313,8 @@ mod tests {
         for word in 0..1000 {
             added(&mut known, &mut Words(vec![1, word]));
             assert!(known.by_place.values().all(|it| it.len() <= MAX_OF_PLACE));
+            let kept = known.by_place.values().flatten().map(KnownStack::size);
+            assert_eq!(known.words, kept.sum());
         }
         // Not all that was read is known.
         let unwinder = Unwinder::of([].into_iter());

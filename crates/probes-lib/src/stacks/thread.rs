@@ -109,7 +109,7 @@ impl ThreadFiles {
         }))
     }
 
-    /// Returns what it does now; `None` if it has exited. If it was just counted how often it has been switched to, that are the `slices`.
+    /// Returns what it does now; `None` if it has exited. `slices` are its counts of switches, if these were just read.
     ///
     /// # Errors
     ///

@@ -151,7 +151,13 @@ impl<'t> TraceeSet<'t> {
 
     /// Gives up a process that could not be changed: each of its threads is detached when it stops.
     pub(crate) fn give_up(&mut self, pid: i32) {
+        let threads = self.threads.iter().filter(|(_, process)| **process == pid);
+        let tids: Vec<i32> = threads.map(|(tid, _)| *tid).collect();
         self.forget(pid);
+        for tid in tids {
+            // It fails only if the thread has exited.
+            let _ = ptrace::interrupt(tid);
+        }
         match Process::open(pid) {
             // Nothing is left to detach.
             Err(error) if error.is_gone() => {}

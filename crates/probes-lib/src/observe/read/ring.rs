@@ -226,8 +226,8 @@ fn room_for(buffer: &mut Vec<u8>, from: usize, many: usize) -> &mut [u8] {
 }
 
 /// Gives back the memory of a buffer that is larger than it needs to be for most readings.
-fn shrink(buffer: &mut Vec<u8>) {
-    if buffer.capacity() > MAX_KEPT {
+fn shrink<T>(buffer: &mut Vec<T>) {
+    if buffer.capacity() * size_of::<T>() > MAX_KEPT {
         *buffer = Vec::new();
     }
 }
@@ -255,6 +255,7 @@ impl Records {
     /// Forgets them.
     pub(crate) fn clear(&mut self) {
         shrink(&mut self.bytes);
+        shrink(&mut self.order);
         self.order.clear();
         (self.len, self.dropped) = (0, 0);
     }

@@ -5,8 +5,7 @@ use iced_x86::code_asm::{
     CodeAssembler, edi, edx, qword_ptr, r8, rax, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 
-use super::emit::word_at;
-use super::emit::{offset, spread_of};
+use super::emit::{offset, spread_of, word_at};
 use crate::observe::layout::calls::caller;
 use crate::observe::layout::shared::SharedLayout;
 

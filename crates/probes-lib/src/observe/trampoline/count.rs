@@ -24,8 +24,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{BlockEncoderOptions, Code, Encoder, IcedError, Instruction, Register};
 
-use super::emit::word_at;
-use super::emit::{add, at_address, by_address, locked_increment, spread_of};
+use super::emit::{add, at_address, by_address, locked_increment, spread_of, word_at};
 use super::{DoesNotFit, SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister};
 use crate::address::LiveAddr;
 use crate::observe::layout::arena::{Arena, ROUTINE_LEN};

@@ -20,8 +20,7 @@ use iced_x86::code_asm::{
 
 use super::SAVED_IF_TIMED;
 use super::at_point::PointContext;
-use super::emit::word_at;
-use super::emit::{load, locked_increment};
+use super::emit::{load, locked_increment, word_at};
 use super::fields::FieldCopies;
 use super::filter;
 use super::readable::{unless_kernel_reads, unless_readable, unless_valid_at_record};

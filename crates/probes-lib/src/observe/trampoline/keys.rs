@@ -19,8 +19,7 @@ use iced_x86::code_asm::{
 };
 
 use super::at_point::PointContext;
-use super::emit::word_at;
-use super::emit::{load, offset, spread_of};
+use super::emit::{load, offset, spread_of, word_at};
 use super::filter;
 use crate::expression::typed::{KeyPart, Text};
 use crate::observe::layout::keys::{self, KeysLayout, TRIED, histograms, slot, text};

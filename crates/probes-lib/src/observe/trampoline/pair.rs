@@ -13,8 +13,7 @@ use iced_x86::code_asm::{
 
 use super::Pointers;
 use super::at_point::PointContext;
-use super::emit::word_at;
-use super::emit::{find_shared_and_time, offset, spread, unless_in_range};
+use super::emit::{find_shared_and_time, offset, spread, unless_in_range, word_at};
 use super::filter;
 use super::histogram::{self, Histograms};
 use super::keys;

@@ -7,8 +7,7 @@ use iced_x86::code_asm::{
     r10, r10d, r11, rax, rbx, rcx, rdi, rdx, rsi,
 };
 
-use super::emit::word_at;
-use super::emit::{load, offset};
+use super::emit::{load, offset, word_at};
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::shared::{SharedLayout, record, validity};

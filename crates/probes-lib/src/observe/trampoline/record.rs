@@ -8,8 +8,7 @@ use iced_x86::code_asm::{
 };
 
 use super::at_point::PointContext;
-use super::emit::word_at;
-use super::emit::{offset, spread};
+use super::emit::{offset, spread, word_at};
 use super::fields::FieldCopies;
 use super::readable::{unless_readable_value, unless_valid_at_record};
 use super::stack_copy::{self, StackCopy};

@@ -29,8 +29,7 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::at_point::PointContext;
-use super::emit::offset;
-use super::emit::word_at;
+use super::emit::{offset, word_at};
 use super::readable::{unless_kernel_reads, unless_readable};
 use crate::address::PAGE;
 use crate::observe::layout::shared::{MAIN_STACK_END, MAIN_TID, SharedLayout, TID_AT};

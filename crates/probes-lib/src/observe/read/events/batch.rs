@@ -9,7 +9,8 @@ use crate::process::memory::ProcessMemory;
 use crate::sys::ticks::Clock;
 
 /// The hits of one reading, decoded one after the other: for programs that look at millions of them a second, and keep
-/// none. [`Event::clone`] keeps one.
+/// none. [`Event::clone`] keeps one. Hits that are left when it is dropped are lost, and not counted; [`EventBatch::into_events`]
+/// returns them, and the slow pairs and calls.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};

@@ -14,8 +14,7 @@ use iced_x86::code_asm::{
 };
 
 use super::super::Pointers;
-use super::super::emit::word_at;
-use super::super::emit::{load, offset};
+use super::super::emit::{load, offset, word_at};
 use super::{KeptTimes, StartKind, add_time, find_slot, reset_slot_of_exited_thread};
 use crate::observe::layout::keyed_starts::{BUCKET_COUNT_BITS, BUCKET_LEN_BITS, SLOTS, slot};
 use crate::observe::layout::pair_slots;

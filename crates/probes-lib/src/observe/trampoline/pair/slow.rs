@@ -8,8 +8,7 @@ use iced_x86::code_asm::{
 };
 
 use super::super::at_point::PointContext;
-use super::super::emit::offset;
-use super::super::emit::word_at;
+use super::super::emit::{offset, word_at};
 use super::super::fields::FieldCopies;
 use super::super::function_record::Arguments;
 use super::super::record;
