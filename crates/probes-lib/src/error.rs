@@ -186,7 +186,7 @@ impl ErrorKind {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Not said: the call changes nothing, or the process has exited or executed a new program.
+    /// The error does not say: the call changes nothing, or the process has exited or executed a new program.
     Unspecified,
     /// Nothing: it failed before the first write.
     NothingChanged,

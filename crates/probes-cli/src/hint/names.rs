@@ -149,7 +149,7 @@ fn unmatched(glob: &str, operand: &CommandTarget) -> String {
         return of_shell;
     }
     if glob.contains(", ") {
-        return "a comma with a space behind it belongs to a name if there are parentheses or angle brackets: \
+        return "a comma with a space after it belongs to a name if there are parentheses or angle brackets: \
                 write the list without spaces, or repeat the flag"
             .to_owned();
     }

@@ -535,7 +535,7 @@ fn unknown_functions_are_errors() {
         "f(int), Calls.deep",
     ]);
     let error = run_command(&mut spaced).failure();
-    let hint = "a comma with a space behind it belongs to a name if there are parentheses or angle brackets";
+    let hint = "a comma with a space after it belongs to a name if there are parentheses or angle brackets";
     assert!(error.contains(hint), "{error}");
     for (flags, message) in [
         ("-gc minor -gc minor", "-gc: \"minor\" is given twice"),

@@ -149,13 +149,13 @@ pub enum ObserveError {
     /// A thread that was resumed to execute an injected call has executed no instruction: a cgroup freezer keeps the
     /// process frozen, or it gets no processor.
     #[error(
-        "has executed nothing when it was resumed to map or unmap memory: it is frozen (cgroup freezer), or gets no processor"
+        "did not run when resumed for an injected mmap or munmap: it is frozen (cgroup freezer), or gets no processor"
     )]
     NotRunning,
     /// A thread that was resumed to execute an injected call has not finished it: it gets too little time on a processor.
     /// It goes on from there by itself, and then returns to where it was.
     #[error(
-        "has not mapped or unmapped memory in time, as it was made to: it gets too little time on a processor"
+        "did not finish an injected mmap or munmap in time: it gets too little time on a processor"
     )]
     CallUnfinished,
     /// A thread, which is the subject, is in code that an earlier observation has added to the process, or may return

@@ -111,7 +111,7 @@ pub enum ProcessError {
     #[error("executed a new program meanwhile")]
     Executed,
     /// Another process changed its probes, or it changed its mappings, again and again meanwhile.
-    #[error("had its probes or mappings changed during every attempt")]
+    #[error("kept changing its probes or mappings")]
     KeepsChanging,
 }
 

@@ -75,7 +75,7 @@ pub enum Refusal {
     },
     /// It ends neither with a return nor with a jump: what follows is executed after it. There is no instruction to
     /// patch as its exit.
-    #[error("goes on into the code behind its end, at +{offset:#x}")]
+    #[error("continues past its end, at +{offset:#x}")]
     FallsThrough {
         /// Where its last instruction is.
         offset: u64,
@@ -89,10 +89,8 @@ pub enum Refusal {
     /// The trampoline is too far from the place, or from what a displaced instruction refers to.
     #[error("is more than 2 GiB from its trampoline, or from what it refers to")]
     OutOfReach,
-    /// The bytes that the jump would take are on two pages: they cannot be written at once.
-    #[error(
-        "has the border of two pages where its jump would be, so that the jump could not be written at once"
-    )]
+    /// The bytes that the jump would take are on two pages: they cannot be written atomically.
+    #[error("needs a jump across a page boundary, which could not be written atomically")]
     PageBorder,
     /// It is OCaml 4's, and the instructions that the jump replaces write to the stack. If the stack ends there, OCaml
     /// raises `Stack_overflow` only for a fault in its own code.
@@ -100,7 +98,7 @@ pub enum Refusal {
         "writes to the stack in the instructions that the jump replaces, where OCaml 4 may find its end"
     )]
     StackWrite,
-    /// A condition is computed before the instruction and used behind it.
+    /// A condition is computed before the instruction and used after it.
     #[error("uses the processor's flags, which would be changed")]
     LiveFlags {
         /// Where.

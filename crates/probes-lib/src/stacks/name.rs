@@ -30,7 +30,7 @@ pub struct StackFrame {
     pub address: LiveAddr,
     /// The function, by its name in the source; `None` if it is not known.
     pub function: Option<String>,
-    /// How far behind the beginning of the function the address is, in bytes.
+    /// How many bytes after the beginning of the function the address is.
     pub offset: Option<u64>,
     /// The file that has the code; `None` if none is known.
     pub object: Option<PathBuf>,
