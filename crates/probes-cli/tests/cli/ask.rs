@@ -6,7 +6,7 @@ use test_support::{Guard, output, program};
 
 const PAGE: &str = include_str!("../../../../docs/ask.md");
 
-/// A question: the words of its command behind the pid, and its answer.
+/// A question: the words of its command after the pid, and its answer.
 pub(crate) struct Question {
     /// The whole line.
     command: &'static str,
@@ -20,7 +20,7 @@ impl Question {
         found.unwrap()
     }
 
-    /// The flags behind the pid.
+    /// The flags after the pid.
     pub(crate) fn flags(&self) -> &'static str {
         let (_, behind) = self.command.split_once(" -pid ").unwrap();
         behind.split_once(' ').unwrap().1

@@ -288,7 +288,7 @@ fn results_go_to_stderr_if_stdout_blocks() {
 
 // promise: Observations: If a signal ends a command while nobody reads its answer, it says that the answer is cut off (2 commands)
 #[test]
-fn unread_answers_are_said_to_be_cut() {
+fn unread_answers_are_reported_as_cut_off() {
     let target = Talker::start(&fixture("threads_spin.pie"));
     let pid = target.pid();
     for line in ["count -format plain -interval 1us", "watch -probe ping"] {

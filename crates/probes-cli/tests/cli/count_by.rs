@@ -225,7 +225,7 @@ fn strings_are_keys() {
 }
 
 #[test]
-fn strings_behind_each_other_keep_apart() {
+fn adjacent_strings_are_kept_apart() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
         let tool = counting("-probe strings -by str(arg1),str(arg2)", target.pid());

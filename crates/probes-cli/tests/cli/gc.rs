@@ -95,7 +95,7 @@ fn figures_of_functions_say_what_is_unknown() {
 
 // promise: Runtime events: `gc` warns of pauses of a program of OCaml 4 of which it sees only a part
 #[test]
-fn pauses_of_functions_not_whole_are_told() {
+fn partly_seen_pauses_are_reported() {
     if is_built_by_ocaml_5() {
         return;
     }
@@ -230,7 +230,7 @@ fn started_program_of_ocaml_4_is_timed() {
 // promise: Runtime events: A program of OCaml 4 that is to write events is started all the same, as what it executes may write some, and
 //    that it writes none is said at once (3 commands)
 #[test]
-fn that_ocaml_4_writes_none_is_said() {
+fn ocaml_4_is_reported_to_write_no_events() {
     if is_built_by_ocaml_5() {
         return;
     }

@@ -214,7 +214,7 @@ fn executed_program_gives_back_nothing() {
         let pid = target.pid();
         hold_and_die(&target, "-enable ping");
         target.ask("exec", "ready");
-        // Without this, a record that is believed would change nothing.
+        // Without this, a record that is trusted would change nothing.
         run(&format!("attach -pid {pid} -enable ping")).answer();
         assert_eq!(holders(pid, "ping"), []);
         assert_eq!(release(pid), "");

@@ -193,7 +193,7 @@ fn job_is_suspended_and_resumed_like_any_other() {
         ] {
             check_same_as_direct(&file, template, |shell, command| {
                 shell.type_line(command, "ready");
-                // More than once, as state may be left over from the time before.
+                // More than once, as stale state may remain from the time before.
                 for _ in 0..3 {
                     shell.suspend();
                     shell.type_line("fg", "");

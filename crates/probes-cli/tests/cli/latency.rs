@@ -220,7 +220,7 @@ fn requests_that_move_are_untrusted() {
 
 // promise: Observations: Where nothing tells events apart, a note and each form of the answer say that interleaving may not be seen (2 × 7)
 #[test]
-fn unseen_interleaving_is_said() {
+fn unseen_interleaving_is_reported() {
     let scratch = test_support::Scratch::new();
     let note = "if events interleave in a thread, that may not be seen";
     let answer = |target: &mut Talker, flags: &str, command: &str| {

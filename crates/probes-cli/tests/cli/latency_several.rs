@@ -48,7 +48,7 @@ fn pairs_of_several_processes_add_up() {
 }
 
 #[test]
-fn interleaving_in_one_of_several_is_said() {
+fn interleaving_in_one_of_several_is_reported() {
     let mut targets = targets("requests");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
     let flags = format!(

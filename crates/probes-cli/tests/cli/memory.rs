@@ -87,7 +87,7 @@ fn times_larger_than_memory_are_an_error() {
     let pid = target.pid();
     let pairs = "-pair start,stop -pair stop,start -pair start,start -pair stop,stop";
     let line = format!("latency {pairs} -for 60s -pid {pid}");
-    // It is read piece by piece: each limit leaves less behind another one.
+    // It is read piece by piece: each limit is reached at a later piece.
     for megabytes in [10, 11, 12, 13] {
         let limit = format!("--data={megabytes}000000");
         let tool = observing_by(&mut limited(&limit, &line), 1);

@@ -111,7 +111,7 @@ fn tools() -> PathBuf {
     newest.unwrap_or_else(|| panic!("scripts/setup installs PostgreSQL"))
 }
 
-/// The number behind `pid `, which a query answers with.
+/// The number after `pid `, which a query answers with.
 fn pid_of(session: &mut Talker, query: &str) -> i32 {
     let answer = session.ask(query, "pid ");
     answer.trim_start_matches("pid ").parse().unwrap()

@@ -82,7 +82,7 @@ fn assert_near((samples, seconds): (f64, f64), found: f64, least: f64, most: f64
     );
 }
 
-/// A number of the first line, behind its name.
+/// A number of the first line, after its name.
 fn number(line: &str, name: &str) -> f64 {
     let mut words = line.split(' ').skip_while(|word| *word != name);
     words.nth(1).unwrap().parse().unwrap()

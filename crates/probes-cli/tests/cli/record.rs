@@ -1013,7 +1013,7 @@ fn slow_requests_by_key_end_the_recording() {
 // promise: Time lines: Starts with the key of another, and ends of pairs without a key, are said in the file, in each format of the summary
 //    and in a warning (3 formats)
 #[test]
-fn doubtful_keys_of_pairs_are_said() {
+fn doubtful_keys_of_pairs_are_reported() {
     let scratch = Scratch::new();
     let file = scratch.file("keys.json");
     let mut target = Talker::start(&program("requests"));
@@ -1065,7 +1065,7 @@ fn doubtful_keys_of_pairs_are_said() {
 }
 
 #[test]
-fn too_many_keys_are_said() {
+fn too_many_keys_are_reported() {
     let scratch = Scratch::new();
     let file = scratch.file("many.perfetto-trace");
     let mut target = Talker::start(&program("requests"));

@@ -132,7 +132,7 @@ fn live_profile_says_what_it_lacks() {
 
 // promise: Profiles: Where threads are not sampled by the kernel, and wait for processors, a warning says what that means
 #[test]
-fn busy_processors_are_told_without_records() {
+fn busy_processors_are_reported_without_records() {
     let mut target = Talker::start(&fixture("turns.pie"));
     let pid = target.pid();
     let _other = share_processor(pid);

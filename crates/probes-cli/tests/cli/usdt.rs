@@ -72,7 +72,7 @@ fn usdt_probes_are_counted_and_semaphores_raised() {
     }
 }
 
-/// Takes the breakpoint at `$site` 40 times as the kernel does for uprobes: goes on behind the `nop` that is there.
+/// Takes the breakpoint at `$site` 40 times as the kernel does for uprobes: goes on after the `nop` that is there.
 const AS_UPROBE: &str = "\
 break *$site
 set $hits = 0

@@ -78,7 +78,7 @@ fn waits_are_those_of_the_program() {
     }
 }
 
-// promise: Profiles: Waits that are too short to be looked at are counted, each, and said to be so (2,000 of some 60 us)
+// promise: Profiles: Waits that are too short to be looked at are counted, each, and said to be so (2,000 of about 60 us)
 #[test]
 fn short_waits_are_counted_and_reported() {
     const NODS: f64 = 2000.0;

@@ -47,7 +47,7 @@ fn arguments_of_every_form_are_shown() {
             let tool = observing("watch", &flags, pid);
             target.ask(&format!("form {threads} {rounds}"), "formed");
             let watched = tool.end();
-            // Some sites of `x87`, and of `forms` in the one program, have their nop overwritten, because the instructions behind it
+            // Some sites of `x87`, and of `forms` in the one program, have their nop overwritten, because the instructions after it
             // cannot be replaced.
             let note = "do not start bpftrace or perf meanwhile at ";
             let mut lines = watched.stderr.lines();

@@ -106,7 +106,7 @@ fn assert_same(isolation: Isolation, file: &Path, runtime: &str, rounds: u32) ->
 }
 
 // promise: Runtime events: Events are read as the consumer of the program's own compiler reads them, of any kind, in domains that come and go
-//    (2 programs × 2 isolations in each chroot, some 3,500 events each)
+//    (2 programs × 2 isolations in each chroot, about 3,500 events each)
 #[test]
 fn events_equal_those_of_the_own_consumer() {
     for isolation in Isolation::ALL {

@@ -224,7 +224,7 @@ fn events_are_switched_on_and_off() {
 
 // promise: Runtime events: A command whose events were switched on by another one says that they went off with it (2 commands)
 #[test]
-fn events_that_went_off_are_told() {
+fn events_switched_off_meanwhile_are_reported() {
     let [file, _] = program_forms("ocaml5/events");
     let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
     let mut first = gc(program.pid, "-interval 10ms");
@@ -289,7 +289,7 @@ fn said_by(program: &mut ChrootProgram, tool: Talker) -> String {
 // promise: Runtime events: Where a program pauses its events while they are read, a warning says so, and they can be switched on again
 //    (3 times)
 #[test]
-fn pauses_by_the_program_are_told() {
+fn pauses_by_the_program_are_reported() {
     let [file, _] = program_forms("ocaml5/events");
     let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
     let pid = program.pid;

@@ -81,7 +81,7 @@ fn worked(program: &mut ChrootProgram, work: &str) -> Vec<String> {
 }
 
 // promise: Runtime events: `watch -events all` shows exactly the events of the program's own consumer, of any kind, in domains that come and go
-//    (10 runs of 4 domains in each chroot, some 30,000 events in all)
+//    (10 runs of 4 domains in each chroot, about 30,000 events in all)
 #[test]
 fn watched_events_equal_those_of_the_own_consumer() {
     let forms = program_forms("ocaml5/events");

@@ -177,7 +177,7 @@ fn all_wait(threads: &[Value], named: &BTreeMap<i64, (String, u64)>) -> bool {
 // promise: Stacks: Each thread of OCaml 5 is said with the domain that the program says, tick and backup threads too, and nothing is stopped
 //    for it; also in other namespaces (2 programs of 4 domains and 19 threads in each chroot)
 #[test]
-fn threads_are_said_with_their_domains() {
+fn threads_are_shown_with_their_domains() {
     for (file, isolation) in program_forms("ocaml5/numbered").iter().zip(Isolation::ALL) {
         let mut program = ChrootProgram::start(isolation, file, &[]);
         let named = started(&mut program);

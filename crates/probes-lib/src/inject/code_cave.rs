@@ -77,7 +77,7 @@ pub(crate) fn find(
 }
 
 /// Returns the last bytes of the last page of a segment if the segment ends before them. In a dynamic loader, our loader hook may be in the
-/// first bytes behind the segment.
+/// first bytes after the segment.
 fn unused_end(segment: &Segment) -> Option<FileAddr> {
     // More than the file holds: a segment that is also written (`ld -N`) ends with its .bss.
     let len = segment.len.max(segment.file_len);
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn code_cave_is_behind_all_of_a_segment() {
+    fn code_cave_is_after_all_of_a_segment() {
         let segment = |start, file_len, len| Segment {
             start: FileAddr(start),
             offset: 0,

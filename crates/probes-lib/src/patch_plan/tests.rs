@@ -65,7 +65,7 @@ fn whole_instructions_are_displaced() {
 }
 
 #[test]
-fn padding_behind_a_short_function_is_used() {
+fn padding_after_a_short_function_is_used() {
     let short = [b"\x31\xc0\xc3", NOPS].concat();
     let candidates = entry(&[&short, b"\x31\xc0\xc3"]).unwrap();
     assert_eq!(candidates[0].jump(), Jump::Near { padding: 2 });
@@ -102,7 +102,7 @@ fn jump_over_a_prefix_is_a_target() {
 }
 
 #[test]
-fn call_behind_the_entry_stays() {
+fn call_after_the_entry_stays() {
     // sub $8,%rsp; call; add $8,%rsp; ret: the call's e8 is the jump's last byte.
     let bytes = b"\x48\x83\xec\x08\xe8\0\0\0\0\x48\x83\xc4\x08\xc3";
     let candidates = entry(&[bytes]).unwrap();
@@ -162,7 +162,7 @@ fn island_is_reached_by_a_short_jump() {
 
 #[test]
 fn exits_do_not_overlap_the_entry() {
-    // The return is in the entry's jump, or close behind it.
+    // The return is in the entry's jump, or close after it.
     let (planner, ranges) = planner_of(&[b"\x48\x8b\x07\xc3\xcc", b"\x48\x8b\x47\x08\x90\xc3"]);
     for range in ranges {
         let exits = planner.function(range).exits.unwrap();
@@ -177,7 +177,7 @@ fn exits_do_not_overlap_the_entry() {
 
 #[test]
 fn entries_are_extended_by_eight_instructions() {
-    // mov $1,%eax; nops; ret, whose jump would be on two pages, the border being five bytes behind the mov.
+    // mov $1,%eax; nops; ret, whose jump would be on two pages, the boundary being five bytes after the mov.
     let function = |nops: usize| {
         let bytes = [&b"\xb8\x01\0\0\0"[..], &vec![0x90; nops], b"\xc3"].concat();
         let range = CodeRange {
@@ -287,7 +287,7 @@ fn jump_tables_yield_branch_targets() {
     assert_eq!(unknown.entry, Err(Refusal::UnknownTargets { offset: 0xe }));
 }
 
-/// Returns a planner of one function at fixed addresses or not, with data behind it, and the function's range.
+/// Returns a planner of one function at fixed addresses or not, with data after it, and the function's range.
 fn with_data(code: &[u8], data: &[u8], is_fixed: bool) -> (PatchPlanner, CodeRange) {
     let range = CodeRange {
         start: FileAddr(AT),
@@ -313,7 +313,7 @@ const SWITCH: &[u8] = b"\x48\x8d\x15\xf9\x0f\0\0\x48\x63\x04\x82\x48\x01\xd0\xff
 
 #[test]
 fn cases_that_are_moved_away_end_no_table() {
-    // The switch; neg %esi, to which the first entry leads; mov %esi,%eax; ret. The second leads behind the function.
+    // The switch; neg %esi, to which the first entry leads; mov %esi,%eax; ret. The second leads after the function.
     let function = [SWITCH, b"\xf7\xde\x89\xf0\xc3"].concat();
     let range = CodeRange {
         start: FileAddr(AT),
@@ -457,7 +457,7 @@ fn jumps_of_interpreters_may_stay_inside() {
         planner.swept.targets.of_jump(AT + 3)
     };
     assert_eq!(jump(6), targets::JumpTargets::AnyTarget);
-    // What points to its beginning is no label, and what is behind it is another's.
+    // What points to its beginning is no label, and what is after it is another's.
     assert_eq!(jump(0), targets::JumpTargets::Outside);
     assert_eq!(jump(8), targets::JumpTargets::Outside);
     // Nor are the cases of a switch through a table of addresses labels for others: jmp *TABLE(,%rax,8)
@@ -511,7 +511,7 @@ fn distant_jumps_are_unclear_among_labels() {
 fn labels_of_long_functions_are_found() {
     use targets::JumpTargets::{AnyTarget, Outside};
     const LEN: u64 = 1 << 19;
-    // The same, with nops behind it.
+    // The same, with nops after it.
     let mut function = b"\xff\xd7\x90\xff\xe0".to_vec();
     function.resize(LEN as usize, 0x90);
     let range = CodeRange {
@@ -751,7 +751,7 @@ fn branches_in_copies_keep_their_targets() {
             let copied: Vec<_> = code::decode(copied.code(), to).collect();
             let leads = |it: &Instruction| it.near_branch_target();
             assert!(copied.iter().any(|it| leads(it) == target), "{copied:x?}");
-            // Execution goes on behind the branch, unless it is a `jmp`.
+            // Execution goes on after the branch, unless it is a `jmp`.
             let goes_on = copied
                 .iter()
                 .any(|it| leads(it) == from + branch.len() as u64);

@@ -24,7 +24,7 @@ pub(crate) fn own() -> String {
     fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
 }
 
-/// Returns the mounts of a text, those that are mounted over others behind these.
+/// Returns the mounts of a text, those that are mounted over others after them.
 pub(crate) fn of(text: &str) -> impl DoubleEndedIterator<Item = Mount<'_>> {
     text.lines().filter_map(parse)
 }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_behind_optional_ones() {
+    fn fields_are_found_after_optional_ones() {
         let text = "24 30 0:22 / /proc rw,nosuid shared:13 master:1 - proc proc rw,hidepid=2\n\
                     35 30 0:31 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         let fields = |it: Mount<'_>| {

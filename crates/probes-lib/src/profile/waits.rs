@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_outside_of_looks_are_told() {
+    fn waits_outside_of_looks_are_reported() {
         let wait = |since, until| ThreadWait::<()> {
             tid: PID,
             since: at(since),

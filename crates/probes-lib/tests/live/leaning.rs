@@ -1,4 +1,4 @@
-//! Functions as OCaml 5 makes them of externals: a return of one byte, right behind which the next function begins. They
+//! Functions as OCaml 5 makes them of externals: a return of one byte, right after which the next function begins. They
 //! are timed together all the same.
 
 use probes_lib::{FunctionLatency, FunctionSelector, Observation, Observer, Target};

@@ -33,7 +33,7 @@ use program::{Observed, Program, Twin};
 /// Memory that registers and memory point into.
 const DATA: Range<u64> = 0x10_0000_0000..0x10_0000_4000;
 const STACK: Range<u64> = 0x10_1000_0000..0x10_1001_0000;
-/// Code of ours: a system call, and behind it the place that functions return to.
+/// Code of ours: a system call, and after it the place that functions return to.
 const GATE: Range<u64> = 0x10_2000_0000..0x10_2000_1000;
 const RETURN: u64 = GATE.start + 8;
 const PAGE: u64 = 4096;

@@ -218,7 +218,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn values_are_between_the_borders_of_their_bucket(
+        fn values_are_between_the_bounds_of_their_bucket(
             value in prop_oneof![-5000_i128..5000, i128::from(i64::MIN)..1 << 64],
             least in -100_i64..100,
             width in 1_u64..1000,

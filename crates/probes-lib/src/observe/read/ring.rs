@@ -184,7 +184,7 @@ impl Rings {
         Ok(heads.map(u64::from_le_bytes))
     }
 
-    /// Reads so many records from `first` on twice, the second time behind `records`; returns the head afterwards. There
+    /// Reads so many records from `first` on twice, the second time after `records`; returns the head afterwards. There
     /// must not be more of them than a ring holds.
     fn copy_twice(
         &mut self,
@@ -595,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_begins_again_behind_a_completed_record() {
+    fn wait_begins_again_after_a_completed_record() {
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);
         let first = claim(&mut memory.bytes.borrow_mut(), 0);

@@ -175,7 +175,7 @@ fn ends_of_blocks_are_where_nothing_falls_through() {
 
 #[test]
 fn entries_of_the_linkage_table_begin_functions() {
-    // jmp *0x10(%rip), behind endbr64 or not; jmp *%rax; call *0x10(%rip)
+    // jmp *0x10(%rip), after endbr64 or not; jmp *%rax; call *0x10(%rip)
     let begins = |bytes: &[u8]| {
         let code = [bytes, &[0x90; 0x40][..]].concat();
         let mut all = Code::default();
@@ -240,7 +240,7 @@ fn data_below_the_stack_pointer_is_seen() {
 
 #[test]
 fn flags_are_dead_where_they_are_written_first() {
-    // What is first executed at the entry's patch, behind `nop`: then jne, which reads the flags.
+    // What is first executed at the entry's patch, after `nop`: then jne, which reads the flags.
     let are_dead = |bytes: &[u8]| {
         let bytes = [&b"\xb9\x01\0\0\0"[..], bytes, b"\x75\x05\xb8\x01\0\0\0\xc3"].concat();
         let (planner, ranges) = planner_of(&[&bytes]);

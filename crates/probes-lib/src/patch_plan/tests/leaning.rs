@@ -40,7 +40,7 @@ fn return_becomes_jump_to_island_among_displaced_code() {
         panic!("{writes:x?}");
     };
     assert_eq!((to_trampoline.len(), *at), (5, LiveAddr(AT + RETURN)));
-    // The second byte is `clc` for those who enter the next function.
+    // The second byte is `clc` for threads that enter the next function.
     assert_eq!(short, b"\xeb\xf8");
 }
 
@@ -53,7 +53,7 @@ fn padding_spares_the_next_function() {
     assert_eq!(plan.sites[0].jump(), Jump::Short { island });
     let reserved = FileAddr(AT + RETURN)..FileAddr(AT + RETURN + 2);
     assert!(plan.sites[0].reserved().any(|it| it == reserved));
-    // Without room behind a prefixed jump.
+    // Without room after a prefixed jump.
     let padded = [
         &b"\x48\x8d\x44\x00\x07\x48\x89\xc3\x48\x89\xc3\xc3"[..],
         NOPS,
@@ -107,7 +107,7 @@ fn only_straight_code_leans() {
         changed(|it| it[CALL..].copy_from_slice(b"\x0f\x05\x90\x90\x90\xc3")),
         [&WRAPPER[..15], b"\x48\x89\xc3\xc3"].concat(),
         [&WRAPPER[..10], b"\x74\x00", &WRAPPER[10..]].concat(),
-        // Something behind the return, too short, too many.
+        // Something after the return, too short, too many.
         [WRAPPER, b"\x90"].concat(),
         b"\x48\x8d\x44\x00\x07\x48\x89\xc3\x90\xc3".to_vec(),
         [&[0x90; 15], WRAPPER].concat(),
@@ -151,7 +151,7 @@ fn leaning_functions_share_a_page_with_the_next() {
         let planner = PatchPlanner::new(code, &ranges, &[], []);
         planner.leaning(ranges[0]).is_some()
     };
-    // The jump of the next one ends 22 bytes behind the start.
+    // The jump of the next one ends 22 bytes after the start.
     let page = AT + 0x1000;
     assert!(leans_at(page - 22) && !leans_at(page - 21) && !leans_at(page - 1) && leans_at(page));
 }

@@ -53,7 +53,7 @@ fn exits_that_are_jumps_can_be_left_out() {
 
 #[test]
 fn flags_are_live_before_branches_that_read_them() {
-    // cmp $1,%rax; mov $1,%ecx; jne behind; mov $1,%eax; ret
+    // cmp $1,%rax; mov $1,%ecx; jne after; mov $1,%eax; ret
     let bytes = b"\x48\x83\xf8\x01\xb9\x01\0\0\0\x75\x05\xb8\x01\0\0\0\xc3";
     let (planner, ranges) = planner_of(&[bytes]);
     let are_dead = |offset: u64| {
@@ -104,7 +104,7 @@ fn sites_in_parts_need_one_known_function() {
 }
 
 #[test]
-fn usdt_sites_are_patched_behind_their_nop() {
+fn usdt_sites_are_patched_after_their_nop() {
     let of = |bytes: &[u8]| {
         let (planner, ranges) = planner_of(&[bytes]);
         let sites = planner.usdt_site(ranges[0], FileAddr(AT + 2)).unwrap();
@@ -114,20 +114,20 @@ fn usdt_sites_are_patched_behind_their_nop() {
     // xor %eax,%eax; nop; mov $1,%eax; ret
     let usual = b"\x31\xc0\x90\xb8\x01\0\0\0\xc3";
     assert_eq!(of(usual), [(3, NEAR), (2, NEAR)]);
-    // With jrcxz behind the nop, which is not executed each time.
+    // With jrcxz after the nop, which is not executed each time.
     let entered = b"\xe3\x01\x90\xb8\x01\0\0\0\xc3";
     assert!(of(entered).iter().all(|(at, _)| *at == 2));
     // Not a nop of one byte.
     let long = b"\x31\xc0\x66\x90\xb8\x01\0\0\0\xc3";
     assert_eq!(of(long), [(2, NEAR)]);
-    // The function ends behind it, and has room before the next.
+    // The function ends after it, and has room before the next.
     let last = b"\x31\xc0\x90\xc3\xcc\xcc\xcc\xcc\xcc\xcc\xcc";
     assert_eq!(of(last)[0].0, 3);
 }
 
 // As in ____longjmp_chk of glibc 2.42.
 #[test]
-fn site_behind_padding_after_a_call_is_found() {
+fn site_after_a_call_and_padding_is_found() {
     let of = |padding: &[u8]| {
         let jump = [0x74, 5 + padding.len() as u8];
         // je over the call and its padding; call; padding; nop; mov $1,%eax; ret

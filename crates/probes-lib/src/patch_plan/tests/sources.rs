@@ -30,7 +30,7 @@ fn source(write: impl FnOnce(&mut CodeAssembler)) -> JumpSource {
     JumpSource::of(before, jump)
 }
 
-/// Returns the source of `jmp *%rax` behind these instructions.
+/// Returns the source of `jmp *%rax` after these instructions.
 fn behind(write: impl FnOnce(&mut CodeAssembler)) -> JumpSource {
     source(|a| {
         write(a);

@@ -260,7 +260,7 @@ impl<'t> Call<'t> {
                 return if jumped.is_some() {
                     Ok(End::WildJump)
                 } else {
-                    Err(format!("behind {}: {difference}", program.place(at)))
+                    Err(format!("after {}: {difference}", program.place(at)))
                 };
             }
             before = after;

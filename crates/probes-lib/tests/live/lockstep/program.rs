@@ -317,7 +317,7 @@ impl<'p> Twin<'p> {
     }
 }
 
-/// A name without what is written behind it: `(resolver)`, `(probe site)`.
+/// A name without what is written after it: `(resolver)`, `(probe site)`.
 fn without_remark(name: &str) -> &str {
     let resolver = name.strip_suffix(" (resolver)");
     resolver

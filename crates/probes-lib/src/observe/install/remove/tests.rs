@@ -197,13 +197,13 @@ impl Wrappers {
             points.map(|(index, point)| (*point, arena.trampoline(index)))
         });
         // Functions begin at multiples of 16.
-        let amid = trampolines.filter(|(point, _)| point.address.0 % 16 == 1);
-        let amid: Vec<_> = amid.collect();
-        for (point, trampoline) in &amid {
+        let inside = trampolines.filter(|(point, _)| point.address.0 % 16 == 1);
+        let inside: Vec<_> = inside.collect();
+        for (point, trampoline) in &inside {
             let moved = moves.of_address(point.address.0);
             assert_eq!(moved, Some(trampoline.0), "{what}: {point:?}");
         }
-        assert_eq!(amid.len(), 7);
+        assert_eq!(inside.len(), 7);
     }
 
     /// Where the returns are that have become short jumps.
@@ -249,7 +249,7 @@ fn thread_at_jump_amid_instruction_is_moved() {
     wrappers.observer.remove().unwrap();
 }
 
-// promise: Functions: If the byte of a return is the original one again, as after a uprobe there, the function behind it is
+// promise: Functions: If the byte of a return is the original one again, as after a uprobe there, the function after it is
 //    restored as a whole (8 functions)
 #[test]
 fn first_byte_of_next_function_is_restored() {

@@ -283,7 +283,7 @@ fn removal_finds_all_it_needs_in_the_arena() {
 }
 
 #[test]
-fn semaphores_are_found_behind_the_table() {
+fn semaphores_are_found_after_the_table() {
     let (mut arena, without) = arena();
     let semaphore = |index: u64| SemaphoreRecord {
         at: LiveAddr(0x5555_0400_0000 + 2 * index),

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn ints_in_fields_are_found_behind_copied_blocks() {
+    fn ints_in_fields_are_found_after_copied_blocks() {
         let block = 3 << 10;
         let words =
             |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|it| it.to_le_bytes()).collect() };

@@ -149,7 +149,7 @@ impl Blocks {
     }
 }
 
-/// How many words are random around each border between pages, and around both ends of the memory; and how many of
+/// How many words are random around each boundary between pages, and around both ends of the memory; and how many of
 /// these are before it.
 const AROUND: u64 = 48;
 const BEFORE: u64 = 25;
@@ -159,7 +159,7 @@ fn address((border, index): (u64, u64)) -> u64 {
     MEMORY + border * PAGE + 8 * index - 8 * BEFORE
 }
 
-/// Places there, most of them behind one of the headers: those are every third word.
+/// Places there, most of them after one of the headers: those are every third word.
 fn place() -> impl Strategy<Value = u64> {
     let index = prop_oneof![
         3 => (0..AROUND / 3).prop_map(|it| 3 * it + 1),
@@ -284,7 +284,7 @@ fn written(record: &[u8], index: u64) -> usize {
     (record::argument_at(index) + record::COPY + 8 * words) as usize
 }
 
-/// Returns where the code goes on, behind the breakpoint there.
+/// Returns where the code goes on, after the breakpoint there.
 fn code_at_end(index: u64, pages: ValuePages) -> u64 {
     let code = code(index, pages);
     let breakpoint = code.iter().position(|byte| *byte == 0xcc);

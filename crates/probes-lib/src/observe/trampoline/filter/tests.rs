@@ -40,7 +40,7 @@ use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
 use crate::sys::ticks;
 
-/// Where the code is, behind the address of the shared data.
+/// Where the code is, after the address of the shared data.
 pub(in super::super) const CODE: u64 = 0x10_0000_0000;
 const CODE_LEN: u64 = 1 << 16;
 /// Some words; the pages before and after them are not mapped.
@@ -384,7 +384,7 @@ fn code_of_integer(integer: &IntegerExpression, pages: ValuePages) -> Vec<u8> {
     )
 }
 
-/// Returns what is emitted, and behind it what sets rax.
+/// Returns what is emitted, and after it what sets rax.
 pub(in super::super) fn finished(
     saved: &'static [SavedRegister],
     of: &impl Debug,
@@ -542,7 +542,7 @@ const FLOATS: [f64; 10] = [
     2.0,
 ];
 
-/// Where blocks are: in all pages, and across their borders.
+/// Where blocks are: in all pages, and across their boundaries.
 fn block_places() -> impl Strategy<Value = u64> {
     let borders = (1..PAGES, -10..10_i64).prop_map(|(page, word)| {
         MEMORY

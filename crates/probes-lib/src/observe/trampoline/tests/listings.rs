@@ -1,5 +1,5 @@
 //! The code of trampolines of all kinds, as objdump disassembles it: a change of what is emitted is seen in the files of the directory
-//! `listings`. There, a branch to `.+5` leads to the fifth line behind, and what is relative to the instruction pointer is its address, so
+//! `listings`. There, a branch to `.+5` leads to the fifth line after it, and what is relative to the instruction pointer is its address, so
 //! that a new instruction changes few other lines.
 
 use std::num::NonZeroU64;
