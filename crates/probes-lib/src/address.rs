@@ -33,7 +33,7 @@ pub struct CodeRange {
 }
 
 impl CodeRange {
-    /// Returns the address behind the last byte.
+    /// Returns the address after the last byte.
     pub(crate) fn end(self) -> u64 {
         self.start.0.saturating_add(self.len)
     }

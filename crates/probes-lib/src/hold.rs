@@ -80,7 +80,7 @@ impl Target {
     }
 
     /// Returns the holders of probes of the process, running or not, without stopping it. Only the records of root, of
-    /// our own user and of the user that the process belongs to are believed, and only if their pids are of our
+    /// our own user and of the user that the process belongs to are trusted, and only if their pids are of our
     /// pid namespace.
     pub fn holders(&self) -> Holders {
         holders(self.opened.process())

@@ -92,7 +92,7 @@ pub struct ExitPlan {
     pub entry: PatchSite,
     /// Those of the exits that the entry does not displace.
     pub sites: Vec<PatchSite>,
-    /// Whether the last one overwrites the first byte of the function behind this one; see [`PatchPlanner::leaning`].
+    /// Whether the last one overwrites the first byte of the function after this one; see [`PatchPlanner::leaning`].
     pub overwrites_next: bool,
 }
 
@@ -181,10 +181,10 @@ impl PatchPlanner {
         FunctionPlan { entry, exits }
     }
 
-    /// Plans patches with which a function can be timed although the one behind it is patched, too: its return becomes a
+    /// Plans patches with which a function can be timed although the one after it is patched, too: its return becomes a
     /// short jump to an island among the instructions that its entry displaces. For OCaml 5's wrappers of C functions:
-    /// the call in them is displaced. If the plan [overwrites](ExitPlan::overwrites_next) the first byte of the function
-    /// behind, that one has to be patched with a [prefixed](Jump::Prefixed) jump. `None` if it is no such function.
+    /// the call in them is displaced. If the plan [overwrites](ExitPlan::overwrites_next) the first byte of the next
+    /// function, that one has to be patched with a [prefixed](Jump::Prefixed) jump. `None` if it is no such function.
     pub fn leaning(&self, function: CodeRange) -> Option<ExitPlan> {
         let body = self.body(function).ok()?;
         let has_parts = !self.swept.parts_of(&body).ok()?.is_empty();
@@ -271,7 +271,7 @@ impl PatchPlanner {
     }
 
     /// The same for the site of a USDT probe: a `nop` that no other patch displaces, because other tools may set a
-    /// breakpoint there. Where it can, the patch is behind it, so that they can do so meanwhile: a breakpoint in a jump
+    /// breakpoint there. Where it can, the patch is after it, so that they can do so meanwhile: a breakpoint in a jump
     /// would make the program continue in the middle of it.
     pub(crate) fn usdt_site(
         &self,

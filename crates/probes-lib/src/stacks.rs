@@ -58,7 +58,7 @@ const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 /// What the kernel keeps as the number of the system call of a thread that is in none.
 const NO_SYSTEM_CALL: u64 = u64::MAX;
 
-/// How many words are read, at most, to complete a stack that was copied: those of some 1,000 frames.
+/// How many words are read, at most, to complete a stack that was copied: those of about 1,000 frames.
 const MAX_READS: u32 = 1 << 12;
 
 /// So many words of the outermost frames that were copied have to be the same when the rest is read.
@@ -395,7 +395,7 @@ impl Stacks {
 
     /// Reads the stacks of all threads. Those of blocked threads are read while they are blocked. For the others, and
     /// blocked ones whose frames cannot all be found without their registers, the process is stopped once, unless
-    /// `is_live`, for as long as it takes to find their frames (some 50 µs each).
+    /// `is_live`, for as long as it takes to find their frames (about 50 µs each).
     ///
     /// # Errors
     ///
@@ -539,7 +539,7 @@ impl Stacks {
 
     /// Returns the frames of a stack to which the return address of the innermost function was added. `caml_c_call` of
     /// OCaml 4 pops it, and a copy begins at the stack pointer. What the stack has there now is of this call, or of a
-    /// later one. `None` unless it is behind a call of this function, and leads to the end of the stack.
+    /// later one. `None` unless it is after a call of this function, and leads to the end of the stack.
     fn of_popped(&mut self, copied: &CopiedStack) -> Option<RawStack> {
         let mut code = copied.over(OnlyCode::of(&self.unwinder, &self.memory));
         let mut raw = self.unwinder.unwind(copied.registers(), &mut code);

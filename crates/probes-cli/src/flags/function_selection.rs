@@ -163,7 +163,7 @@ fn selector(typed: &str) -> Result<FunctionSelector, String> {
     Ok(FunctionSelector::Glob(glob))
 }
 
-/// Splits `src/http.ml:42`. No function has a number behind a single colon in its name.
+/// Splits `src/http.ml:42`. No function has a number after a single colon in its name.
 fn source_line(typed: &str) -> Option<(&str, &str)> {
     let (file, line) = typed.rsplit_once(':')?;
     let is_file = !file.is_empty() && !file.ends_with(':');

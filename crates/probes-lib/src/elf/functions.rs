@@ -108,7 +108,7 @@ pub enum FunctionKind {
 }
 
 impl FunctionKind {
-    /// Returns what is written in parentheses behind the name of such a function; `None` for an ordinary one.
+    /// Returns what is written in parentheses after the name of such a function; `None` for an ordinary one.
     ///
     /// ```
     /// assert_eq!(probes_lib::FunctionKind::Resolver.remark(), Some("resolver"));
@@ -353,10 +353,10 @@ impl FunctionTable {
         });
         ranges.sort_by_key(|range| (range.address, range.len));
         ranges.dedup_by_key(|range| range.address);
-        let stubs = elf
+        let plt = elf
             .code_sections()
             .filter(|(name, ..)| name.starts_with(b".plt"));
-        let stubs = RangeSet::of(stubs.map(|(_, address, len)| (address.0, len)));
+        let plt = RangeSet::of(plt.map(|(_, address, len)| (address.0, len)));
         let known = self.functions.len();
         // Where the functions known so far end; a shorter one may be inside a longer one.
         let mut ends: Vec<u64> = Vec::with_capacity(known);
@@ -372,7 +372,7 @@ impl FunctionTable {
         {
             let next = self.functions[..known].partition_point(|it| it.address.0 < address.0 + len);
             let overlaps = next > 0 && ends[next - 1] > address.0;
-            if overlaps || stubs.end_at(address.0).is_some() {
+            if overlaps || plt.end_at(address.0).is_some() {
                 continue;
             }
             let found = if is_entry {

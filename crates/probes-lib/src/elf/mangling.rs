@@ -156,7 +156,7 @@ fn classic(path: &str) -> String {
     name
 }
 
-/// Splits a path behind its first module. A third `_` belongs to the name that follows.
+/// Splits a path after its first module. A third `_` belongs to the name that follows.
 fn split_at_separator(path: &str) -> Option<(&str, &str)> {
     let mut separators = path.match_indices(['_', '.']);
     separators.find_map(|(at, separator)| {

@@ -171,7 +171,7 @@ pub(crate) fn key_words(parts: &[KeyPart], hit: &impl Hit) -> Option<Box<[u64]>>
                 if tag != STRING_TAG {
                     return None;
                 }
-                // The word behind the longest whole string says that this is its end.
+                // The word after the longest whole string says that this is its end.
                 const WHOLE: usize = MAX_COMPARED / 8;
                 let many = WHOLE.min(usize::try_from(size).ok()?);
                 let end = WHOLE as u64 + 1;

@@ -300,7 +300,7 @@ pub enum ExpressionProblem {
     /// It would take more registers than there are.
     #[error("too many numbers are calculated at a time")]
     TooManyNumbers,
-    /// Nothing between two commas, or before or behind one.
+    /// Nothing between two commas, or before or after one.
     #[error("a key is missing")]
     NoKey,
     /// More keys than are possible.

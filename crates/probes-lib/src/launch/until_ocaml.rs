@@ -93,7 +93,7 @@ impl<'s> Patched<'s> {
     }
 
     /// Runs the program until its first OCaml code, stops it there, and writes the digests. Returns the stopped
-    /// program, `None` if it has exited or executed another one, and the state of the digests. If `main` is not the
+    /// program, `None` if it has exited or exec'd a new program, and the state of the digests. If `main` is not the
     /// runtime's (the program may start OCaml later or never), the program is not run, and nothing is written.
     /// `patched`: the sites of probes, and what is observed.
     ///

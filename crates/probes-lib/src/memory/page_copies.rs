@@ -166,7 +166,7 @@ mod tests {
         assert!(copies.update(&memory).unwrap());
         assert!(!copies.update(&memory).unwrap());
         memory.poke(LiveAddr(0x2fff), &[9; 2]);
-        // Also across the border of the pages, and where the items are not.
+        // Also across the page boundary, and where the items are not.
         for (at, bytes) in [(0x2000, [1, 1]), (0x2fff, [1, 2]), (0x3ffe, [2, 2])] {
             assert_eq!(read(&copies.over(&memory), at), Some(bytes), "{at:x}");
         }

@@ -97,7 +97,7 @@ pub(crate) struct Timing {
     pub(crate) reported: Option<Watching>,
     /// The patches of its exits that the patch of its entry does not displace.
     exits: Vec<Candidate>,
-    /// Whether it is patched so that it does not matter that the function behind it is patched, too.
+    /// Whether it is patched so that it does not matter that the function after it is patched, too.
     leans: bool,
     /// If it can be patched either way, the patches of the other way; whether the next function's first byte is
     /// overwritten is said of the way in which it leans.
@@ -109,7 +109,7 @@ pub(crate) struct Timing {
 pub(crate) struct WantedFunction {
     pub(crate) name: String,
     pub(crate) object: Arc<Path>,
-    /// That of its first byte. What is patched may be behind an `endbr64`.
+    /// That of its first byte. What is patched may be after an `endbr64`.
     pub(crate) address: LiveAddr,
     /// Whether it is a site of a USDT probe.
     pub(crate) is_usdt: bool,
@@ -467,7 +467,7 @@ impl ObservedFunction {
         self.patches().flat_map(|patch| {
             let island = patch.island.as_ref();
             let island = island.map(|island| (island.at, &island.before[..]));
-            // Padding behind the displaced instructions may be overwritten, too.
+            // Padding after the displaced instructions may be overwritten, too.
             [
                 (patch.site.address(), patch.site.displaced()),
                 (patch.site.jump_address(), &patch.code[..]),

@@ -469,7 +469,7 @@ impl Observation {
 
     /// Also records the hits of processes that the observed one forks meanwhile, and of those that these fork, as if they were its
     /// own, unless something is timed: starts that wait for their stop are each process's own, so
-    /// times in forked processes are missing. Until such a process is found, some 200 ms after it is forked, its memory is not known to be
+    /// times in forked processes are missing. Until such a process is found, about 200 ms after it is forked, its memory is not known to be
     /// mapped, so that expressions which need strings or fields have no answer there. Processes that exist already, and programs that are executed, are
     /// none of them: [`Target::forked_descendants`](crate::Target::forked_descendants) names those that can be observed by themselves.
     ///

@@ -31,7 +31,7 @@ const LOCKED: &str = "status";
 /// The mask of the random byte: offsets of files are signed.
 const MAX_OFFSET: u64 = i64::MAX as u64 >> 1;
 
-/// How often /proc/locks is read before a lock that it does not list is believed to be released:
+/// How often /proc/locks is read before a lock that it does not list is assumed released:
 /// the kernel writes the list a page at a time, and skips a lock if an earlier one is released
 /// meanwhile.
 const LISTINGS: usize = 5;

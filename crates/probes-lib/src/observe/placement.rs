@@ -36,7 +36,7 @@ const STEP: u64 = 16 << 20;
 /// addresses that its jump can reach: its window.
 const WIDE: u64 = 1 << 30;
 
-/// How many arenas there are at most within windows. Each adds some 50 us to the stop time.
+/// How many arenas there are at most within windows. Each adds about 50 us to the stop time.
 const MAX_NARROW: usize = 128;
 
 /// Where the arenas of a plan are, or which of its points have no room.
@@ -484,7 +484,7 @@ mod tests {
     }
 
     /// sub $8,%rsp; loop: cmp $1,%rax; jne loop; add $8,%rsp; ret. The last byte of a jump at its entry is that of the
-    /// `cmp`: the trampoline has to be in 16 MiB, some 1152 MiB above.
+    /// `cmp`: the trampoline has to be in 16 MiB, about 1152 MiB above.
     const PUNNED: &[u8] = b"\x48\x83\xec\x08\x48\x83\xf8\x01\x75\xfa\x48\x83\xc4\x08\xc3";
     /// The length of those 16 MiB.
     const WINDOW: u64 = 16 * MIB;
@@ -586,7 +586,7 @@ mod tests {
         };
         let free = begin(&[]);
         assert!(free < PAGE);
-        // The next mapping may be one MiB behind the arena, or before it.
+        // The next mapping may be one MiB after the arena, or before it.
         let page = start & !(PAGE - 1);
         let behind = page + LEN + MIB + PAGE;
         assert_eq!(begin(&only(behind..behind + PAGE)), free);

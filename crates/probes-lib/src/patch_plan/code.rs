@@ -278,14 +278,14 @@ impl Code {
 }
 
 /// Decodes bytes that are at `address`, one instruction after the other; what is none is an invalid
-/// instruction, and decoding goes on behind it.
+/// instruction, and decoding goes on after it.
 pub(super) fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
     std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()))
 }
 
-/// The same for a function, which may have padding of one repeated byte behind a call or jump. As
-/// instructions, such bytes may go on into the code behind the padding; where a jump leads there, decoding goes on there.
+/// The same for a function, which may have padding of one repeated byte after a call or jump. As
+/// instructions, such bytes may go on into the code after the padding; where a jump leads there, decoding goes on there.
 pub(super) fn decode_function(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
     let mut jumps = ForwardJumps::default();

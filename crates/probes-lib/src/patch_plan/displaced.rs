@@ -172,11 +172,11 @@ pub(super) fn unmovable(instruction: &Instruction) -> Option<&'static str> {
     }
 }
 
-/// Writes instructions one behind the other, the first one at `at`.
+/// Writes instructions one after the other, the first one at `at`.
 struct Writer {
     at: LiveAddr,
     code: Vec<u8>,
-    /// What is pushed from memory behind the code: the end of the instruction that pushes, and the word.
+    /// What is pushed from memory after the code: the end of the instruction that pushes, and the word.
     return_addresses: Vec<(usize, u64)>,
 }
 
@@ -211,7 +211,7 @@ impl Writer {
         self.branch(Opcode::Jmp_rel32_64, target)
     }
 
-    /// Writes a conditional jump to code that is not written yet; returns the index of the byte behind it, and its
+    /// Writes a conditional jump to code that is not written yet; returns the index of the byte after it, and its
     /// original target.
     fn conditional_exit(
         &mut self,
@@ -252,7 +252,7 @@ impl Writer {
     }
 
     fn call(&mut self, call: &Instruction) -> Result<(), Refusal> {
-        // A word behind the code, so that the push is one instruction.
+        // A word after the code, so that the push is one instruction.
         let word = MemoryOperand::with_base_displ(Register::RIP, self.here().0 as i64);
         let push = Instruction::with1(Opcode::Push_rm64, word);
         self.encode(&push.map_err(|_| Refusal::OutOfReach)?)?;

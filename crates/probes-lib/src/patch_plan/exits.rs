@@ -108,7 +108,7 @@ pub(super) fn unknown_jump(swept: &Swept, body: &Body) -> Option<u64> {
     unknown.map(|instruction| body.offset(instruction))
 }
 
-/// Returns whether execution goes on behind the last instruction of a body. If that is a call, it does not return:
+/// Returns whether execution goes on after the last instruction of a body. If that is a call, it does not return:
 /// nothing follows it.
 fn falls_through(body: &Body) -> bool {
     let is_padding = |it: &&Instruction| it.mnemonic() == Mnemonic::Nop;
@@ -218,7 +218,7 @@ impl Exits<'_> {
         }
         let shorts = self.short_with_before(body, index);
         candidates.extend(shorts.into_iter().flatten().filter(fits));
-        // The padding behind the function before may be needed by that one.
+        // The padding after the previous function may be needed by that one.
         let end = body.range.end();
         candidates.sort_by_key(|candidate| match candidate.jump {
             Jump::Near { .. } | Jump::Prefixed => 0,
@@ -363,7 +363,7 @@ impl Exits<'_> {
 
 /// Plans the patches of a function that is straight code, perhaps a call, and a return: OCaml 5's wrappers of C functions.
 /// The return becomes a short jump back to an island among the displaced instructions. Its second byte is padding, or
-/// the first byte of the function behind, whose jump has to be [prefixed](Jump::Prefixed). `entry` is a candidate for
+/// the first byte of the next function, whose jump has to be [prefixed](Jump::Prefixed). `entry` is a candidate for
 /// the patch of its entry.
 ///
 /// ```text
@@ -378,7 +378,7 @@ pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<E
     let is_end = padding > 0 || exit.next_ip() == body.range.end();
     let is_single = exit.code() == Opcode::Retnq && exit.len() == 1;
     let is_near = entry.jump == Jump::Near { padding: 0 } && entry.exits.is_empty();
-    // All is written at once: the jump of the function behind, too.
+    // All is written at once: the jump of the next function, too.
     let end_of_next = exit.next_ip() + PREFIX_LEN + JUMP_LEN;
     let is_on_one_page = entry.address.0 / PAGE == (end_of_next - 1) / PAGE;
     let can_be_patched = is_end && is_single && swept.unmovable(exit).is_none();
@@ -401,7 +401,7 @@ pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<E
     })
 }
 
-/// Returns whether these instructions, up to a return, can be displaced together. A return address behind them is where
+/// Returns whether these instructions, up to a return, can be displaced together. A return address after them is where
 /// it was.
 fn can_be_displaced(swept: &Swept, moved: &[Instruction]) -> bool {
     /// The longest wrappers load ten arguments.
@@ -421,7 +421,7 @@ fn can_be_displaced(swept: &Swept, moved: &[Instruction]) -> bool {
         && (is_straight(behind) || is_call(behind))
 }
 
-/// Returns where an island can be among instructions that are displaced from `start` up to a return: behind the jump
+/// Returns where an island can be among instructions that are displaced from `start` up to a return: after the jump
 /// at the entry, even if that is prefixed.
 fn island(start: u64, exit: &Instruction, padding: u64) -> Option<u64> {
     /// These displacements are instructions that change nothing but the carry flag: `clc`, `stc` and `cmc`.

@@ -17,11 +17,11 @@ pub(crate) const SHORT_JMP: u8 = 0xeb;
 /// How a patch site jumps to its trampoline.
 ///
 /// ```text
-/// near     e9 d d d d           over whole instructions, and padding behind them
+/// near     e9 d d d d           over whole instructions, and padding after them
 /// punned   e9 d d d|83          the last bytes of the displacement are those of the instruction
 ///                               that follows, which stays: the trampoline has to lie in a window
 /// short    eb d ──▶ e9 d d d d  to padding within 127 bytes, the island, and from there
-/// prefixed 48|e9 d d d d        behind the first byte, which stays: a REX prefix does not matter to
+/// prefixed 48|e9 d d d d        after the first byte, which stays: a REX prefix does not matter to
 ///                               a jump, and the patch before it may overwrite that byte
 /// ```
 ///
@@ -31,7 +31,7 @@ pub(crate) const SHORT_JMP: u8 = 0xeb;
 pub enum Jump {
     /// Five bytes of our own.
     Near {
-        /// How many of them are padding behind the displaced instructions.
+        /// How many of them are padding after the displaced instructions.
         padding: u8,
     },
     /// Five bytes, the last of which are those of the next instruction.
@@ -46,6 +46,6 @@ pub enum Jump {
         /// Where the five bytes of the second jump are.
         island: FileAddr,
     },
-    /// Five bytes of our own, behind the first byte of the place.
+    /// Five bytes of our own, after the first byte of the place.
     Prefixed,
 }

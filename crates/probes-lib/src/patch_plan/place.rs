@@ -205,7 +205,7 @@ impl Swept {
         self.candidates_of(body, index, false)
     }
 
-    /// Returns the index of the instruction behind a `nop`, if it is executed as often: nothing else leads to it.
+    /// Returns the index of the instruction after a `nop`, if it is executed as often: nothing else leads to it.
     pub(super) fn behind_nop(&self, body: &Body, index: usize) -> Option<usize> {
         let [site, next] = body.instructions.get(index..index + 2)? else {
             return None;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! jmp, jcc, call L          L
-//! call …                    the address behind it: callee, longjmp and unwinder return there
+//! call …                    the address after it: callee, longjmp and unwinder return there
 //! lea L(%rip), %r           L, if it is code (OCaml's exception handlers, computed gotos)
 //! endbr64                   its own address
 //! jump tables of offsets    what they can yield (jumps.rs)
@@ -11,7 +11,7 @@
 //! functions, symbols        as given
 //! ```
 //!
-//! A landing pad of C++ is either behind an instruction that does not fall through or behind a call, so
+//! A landing pad of C++ is either after an instruction that does not fall through or after a call, so
 //! none is inside a displaced run of instructions.
 
 mod jumps;
@@ -42,14 +42,14 @@ pub(super) struct Targets {
     labels: AddressSet,
     /// The entries of tables that jumps go through: no other pointer leads there.
     table_labels: AddressSet,
-    /// The addresses behind calls.
+    /// The addresses after calls.
     returns: AddressSet,
     /// Where the indirect jumps at these addresses lead.
     jumps: BTreeMap<u64, JumpTargets>,
     /// How many more entries of tables are read; 0 means that some may be unread.
     entries_left: usize,
     pub(super) owners: PartOwners,
-    /// The addresses behind the instructions that do not fall through, in order.
+    /// The addresses after the instructions that do not fall through, in order.
     behind_ends: Vec<u64>,
 }
 
@@ -198,7 +198,7 @@ impl Targets {
     fn sweep_group(&mut self, sweep: &mut Sweep<'_>, range: Range<u64>, functions: &[CodeRange]) {
         let mut group = Group::new(range.clone());
         let mut decode_from = |targets: &mut Targets, start: u64| {
-            // Also behind its end, where its last instruction may go on.
+            // Also after its end, where its last instruction may go on.
             let bytes = sweep.code.bytes(start, u64::MAX);
             let mut before: VecDeque<Instruction> = VecDeque::with_capacity(WINDOW);
             for instruction in decode_function(bytes, start) {
@@ -321,7 +321,7 @@ impl Targets {
         found.unwrap_or(JumpTargets::Untracked)
     }
 
-    /// Returns the addresses in a range that are behind instructions which do not fall through.
+    /// Returns the addresses in a range that are after instructions which do not fall through.
     pub(super) fn behind_ends(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
         let first = self.behind_ends.partition_point(|&it| it < range.start);
         let rest = self.behind_ends[first..].iter().copied();

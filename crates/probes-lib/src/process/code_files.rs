@@ -184,7 +184,7 @@ impl CodeFiles {
                 inode: mapping.inode,
             };
             if mapping.path() == VDSO.as_bytes() {
-                // Its memory may only be read by who may trace the process, unlike all else here.
+                // Its memory may only be read by processes that may trace this one, unlike all else here.
                 let vdso = vdso(process, mapping).unwrap_or_else(|source| Err(denied(source)));
                 let bias = |elf: &ElfFile| load_bias::of_mapping(&segments(elf), mapping);
                 files.add(vdso, |elf| bias(elf).into_iter().collect(), mapping);

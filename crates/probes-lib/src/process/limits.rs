@@ -9,7 +9,7 @@ use crate::process::{Process, cgroup};
 /// More than any observation reserves: the largest parts of one are the 264 MiB of `watch -stack`, and 90 MiB of slow calls.
 const MAX_NEEDED: u64 = 1 << 30;
 
-/// How many bytes are reserved at most in a process that has locked its memory: filling them takes some 50 ms.
+/// How many bytes are reserved at most in a process that has locked its memory: filling them takes about 50 ms.
 const MAX_LOCKED: u64 = 32 << 20;
 
 /// Memory that is to be mapped into a process, in bytes.

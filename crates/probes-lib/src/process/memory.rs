@@ -27,8 +27,8 @@ pub(crate) fn random_bytes_at(process: &Process) -> io::Result<Option<LiveAddr>>
     Ok(auxv_value(&auxv, AT_RANDOM).map(LiveAddr))
 }
 
-/// The address space that a process had when this was opened. After the process has executed another
-/// program, reads and writes never reach the new program: they fail, unless another process still has
+/// The address space that a process had when this was opened. After the process has exec'd a new
+/// program, reads and writes never reach that program: they fail, unless another process still has
 /// the old address space (vfork(2)).
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {

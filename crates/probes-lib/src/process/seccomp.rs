@@ -87,7 +87,7 @@ impl OwnFilters<'_> {
     }
 }
 
-/// How many threads [`FilterWatch`] looks at each time: each takes some 10 µs.
+/// How many threads [`FilterWatch`] looks at each time: each takes about 10 µs.
 const LOOKED_AT: usize = 64;
 
 /// Looks again and again for filters that threads have set themselves, at some threads each time, in turn.

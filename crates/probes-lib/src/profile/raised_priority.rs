@@ -52,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// The nice value of this thread: the 19th field of its stat, behind its name in parentheses.
+    /// The nice value of this thread: the 19th field of its stat, after its name in parentheses.
     fn nice() -> i32 {
         let stat = fs::read_to_string("/proc/thread-self/stat").unwrap();
         let (_, fields) = stat.rsplit_once(") ").unwrap();

@@ -35,11 +35,11 @@ pub struct GcPauses {
     domains: BTreeMap<u32, DomainPauses>,
     phases: BTreeMap<&'static str, GcTimes>,
     requests: StwRequests,
-    /// Of phases that began before one, the ends may not have been written, in any domain.
+    /// Where events are missing, in any domain: the end of a phase that began before a gap may be lost.
     gaps: EventGaps,
 }
 
-/// The same of one domain, or of those that have had its number one after another.
+/// The pauses of one domain, or of all domains that have had the same number, one after another.
 ///
 /// [`GcPauses`] has an example.
 #[derive(Clone, Debug, Default)]

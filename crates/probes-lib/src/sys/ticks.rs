@@ -95,7 +95,7 @@ pub(crate) struct Clock {
     fixed_nanoseconds_per_tick: u64,
 }
 
-/// How many bits behind the point such a number has: of a second, that is 0.2 ns.
+/// How many bits such a number has after the point: of a second, that is 0.2 ns.
 const FRACTION_BITS: u32 = 32;
 
 impl TickMeasurement {

@@ -280,7 +280,7 @@ mod tests {
         ]);
         let stacks = StackRanges(vec![one..one + PAGE, other..other + PAGE]);
         let contexts = stacks.contexts(&memory, LiveAddr(one + 0x20));
-        // Each behind the stack pointer of its frame.
+        // Each after the stack pointer of its frame.
         let expected = [(one + 0x108, 0x1234), (other + 0x208, 0x5678)];
         assert_eq!(
             contexts,

@@ -145,7 +145,7 @@ mod tests {
 
     const SET_STACK_POINTER: [u8; 4] = [0x49, 0x8b, 0x66, 0x10];
 
-    /// Returns where the handler and its stack pointer are found at an instruction of this code, which is behind
+    /// Returns where the handler and its stack pointer are found at an instruction of this code, which is after
     /// `mov 0x10(%r14), %rsp`.
     #[track_caller]
     fn handler(code: &[u8], offset: usize) -> Option<(u64, u64)> {

@@ -70,7 +70,7 @@ pub struct HeldProbe {
 pub struct Holders {
     /// The holders, the oldest first.
     pub list: Vec<Holder>,
-    /// How many records cannot be read: damaged, or of a later version. They are not believed.
+    /// How many records cannot be read: damaged, or of a later version. They are not trusted.
     pub unreadable: usize,
 }
 

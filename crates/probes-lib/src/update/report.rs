@@ -317,7 +317,7 @@ pub struct Report {
     /// which nothing was left.
     pub skipped: Vec<String>,
     /// Probes that [`Target::undo`](crate::Target::undo) has not undone, because one of their sites holds
-    /// foreign bytes: a breakpoint, perhaps. Of what a dead holder holds, also those that another holder, who keeps
+    /// foreign bytes: a breakpoint, perhaps. Of what a dead holder holds, also those that another holder, which keeps
     /// them, has disabled: their counters would go below zero.
     pub not_undone: Vec<String>,
     /// What can be undone, in the order in which it was done.

@@ -22,7 +22,7 @@ const LEN: usize = 12;
 /// the function would begin. Malformed notes are left out.
 pub(super) fn possible_starts(elf: &ElfFile) -> Vec<FileAddr> {
     let mut starts = Vec::new();
-    // Notes behind a malformed one are not read; what needs them says so.
+    // Notes after a malformed one are not read; what needs them says so.
     let _ = each_placed_note(elf, |note, shift| {
         if note.pc != 0 && Generation::of_provider(note.provider).is_some() {
             let site = note.pc.wrapping_add(shift);

@@ -1,6 +1,6 @@
 //! Functions whose only exit, a return, is patched with a jump to an island among their own displaced instructions, because
-//! the function behind them is patched, too ([`PatchPlanner::leaning`]). Where there is no padding, that patch overwrites the first
-//! byte of the next function, whose own jump is behind that byte: the function leans on the next one. Both are patched
+//! the function after them is patched, too ([`PatchPlanner::leaning`]). Where there is no padding, that patch overwrites the first
+//! byte of the next function, whose own jump is after that byte: the function leans on the next one. Both are patched
 //! together: they are on one page, which is written at once. The next function does not need the first one: its first byte is
 //! a REX prefix, which does not matter to a jump.
 //!
@@ -42,7 +42,7 @@ impl ObservedFunctions {
         let timing = function.timing.as_ref().filter(|it| !it.leans)?;
         let overwrites_next = timing.other.as_ref()?.overwrites_next;
         let reserved = timing.exits.last()?.site.reserved().next()?;
-        // Right behind the return, or where else the punned jump reaches.
+        // Right after the return, or where else the punned jump reaches.
         let most = if overwrites_next { 1 } else { JUMP_LEN - 1 };
         let mut behind = reserved.start.0 + 1..reserved.start.0 + 1 + most;
         let found = behind.find_map(|at| self.timed_at(function, FileAddr(at)))?;
@@ -146,7 +146,7 @@ mod tests {
     use crate::process::memory::ProcessMemory;
     use crate::select::function::FunctionSelector;
 
-    /// The functions of fixture `wrappers`, of which these are timed: seven wrappers, one with padding behind it, and one
+    /// The functions of fixture `wrappers`, of which these are timed: seven wrappers, one with padding after it, and one
     /// that is no wrapper.
     fn timed(pid: i32, range: Range<usize>) -> ObservedFunctions {
         let names = (0..7).map(|it| format!("wrapper_{it}"));
@@ -176,7 +176,7 @@ mod tests {
         assert!(!all.overlapping().is_empty() && prefixed(&all) == [false; 9]);
         assert!(all.lean());
         assert_eq!(leaning(&all), [[true; 8].as_slice(), &[false]].concat());
-        // What is behind padding is spared.
+        // What is after padding is spared.
         let expected = [[false].as_slice(), &[true; 7], &[false]].concat();
         assert_eq!(prefixed(&all), expected);
         assert_eq!(all.overlapping(), []);

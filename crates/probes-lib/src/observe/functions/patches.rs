@@ -34,7 +34,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Returns it with its jump behind the first byte; see [`PatchSite::prefixed`].
+    /// Returns it with its jump after the first byte; see [`PatchSite::prefixed`].
     pub(super) fn prefixed(&self) -> Option<Candidate> {
         let site = self.site.prefixed()?;
         let code = PatchBytes::of(&site.displaced()[PREFIX_LEN as usize..]);
@@ -338,7 +338,7 @@ impl Patching<'_> {
         })
     }
 
-    /// Plans the patches of a function that is timed together with the one right behind it; see
+    /// Plans the patches of a function that is timed together with the one right after it; see
     /// [`PatchPlanner::leaning`].
     fn leaning(&self, place: &FunctionPlace<'_>) -> Option<TimedPatches> {
         if place.offset > 0 {

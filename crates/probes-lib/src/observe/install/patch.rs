@@ -1,15 +1,15 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
 //! The patches within pages that follow each other are made by two writes: one up to the end of the first page, and one of
-//! the pages behind it. Of each page, its part is written as a whole or not at all, even if we are killed meanwhile. That is
+//! the pages after it. Of each page, its part is written as a whole or not at all, even if we are killed meanwhile. That is
 //! why the second write begins where a page does: the kernel copies as many bytes as a page has at a time (`mem_rw` of
 //! fs/proc/base.c), from the first one on, and we may be killed between two of these copies. If they began within a page,
 //! they would end within one, perhaps within an instruction. What was written is read back. The parts of a patch between
 //! breakpoints of other tools are one write each.
-//! The patch of a site across the border of two pages is written in steps, and so is one across the border of two
+//! The patch of a site across a page boundary is written in steps, and so is one across the boundary of two
 //! words if the kernel lets code be written only word by word: the site is disabled first, and while its
 //! opcode is `cmp`, its displacement has no effect and can be written in two parts. No patch of an instruction crosses
-//! a border of pages, and none is written word by word.
+//! a page boundary, and none is written word by word.
 
 use std::io;
 use std::ops::Range;
@@ -426,7 +426,7 @@ mod tests {
     //    before and after it (42 layouts)
     #[test]
     fn site_across_two_pages_is_written_in_steps() {
-        // Each is 6 bytes long; the patches of the third and the fourth cross a border of pages.
+        // Each is 6 bytes long; the patches of the third and the fourth cross a page boundary.
         let sites = [0x10100, 0x10f00, 0x10ffd, 0x11ffe, 0x12100, 0x12200];
         for from in 0..sites.len() {
             for to in from + 1..=sites.len() {
@@ -533,7 +533,7 @@ mod tests {
         let of = |places: &[u64]| together(places.iter().map(|at| patch(*at)).collect());
         assert_eq!((of(&[]), of(&[0]), of(&[0, 8, 16])), (0, 1, 3));
         assert_eq!(of(&[PAGE - 8, PAGE, 2 * PAGE]), 3);
-        // A page between them, and one that crosses a border.
+        // A page between them, and one that crosses a page boundary.
         assert_eq!(of(&[0, 8, 2 * PAGE]), 2);
         assert_eq!(of(&[0, PAGE - 2, PAGE + 8]), 1);
         assert_eq!(of(&[PAGE - 2, PAGE + 8]), 1);

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! If each key has a histogram, all threads share one smaller table, and each slot has the histogram of the same number
-//! ([`values`]); behind these are those of the keys for which there is no room.
+//! ([`values`]); after these are those of the keys for which there is no room.
 //!
 //! [`values`]: crate::observe::layout::values
 //!

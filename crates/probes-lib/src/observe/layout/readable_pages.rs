@@ -236,7 +236,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
     #[test]
     fn table_holds_no_entry_without_a_page() {
         let writes = |line: &str| ReadablePages::of(&parse(line.as_bytes())).writes();
-        // From one border of a key to another.
+        // From one boundary of a key to another.
         let keys = writes("40000-80000 rw-p 00000000 00:00 0 \n");
         let bytes = [u32::MAX, 2, u32::MAX, 3].map(u32::to_le_bytes).concat();
         assert_eq!(keys, [TableWrite { at: 16, bytes }]);

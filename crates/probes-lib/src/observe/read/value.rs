@@ -198,7 +198,7 @@ fn of_custom(words: &[u8], size: u64, custom: &mut dyn FnMut(u64) -> CustomKind)
     })
 }
 
-/// Returns a Bigarray (`struct caml_ba_array`): behind its operations are the address of its data, the number of
+/// Returns a Bigarray (`struct caml_ba_array`): after its operations are the address of its data, the number of
 /// dimensions, the kind and the layout, a pointer, and the dimensions.
 fn bigarray(words: &[u8], size: u64) -> Option<Value> {
     const RANK: u64 = 2;
@@ -566,7 +566,7 @@ pub(crate) mod tests {
         ] {
             assert_eq!(word(value, None), expected);
         }
-        // At a multiple of 8, and 3 behind one.
+        // At a multiple of 8, and 3 after one.
         assert_eq!(word(0x1000, Some(b"GET\0xxxx")), text("GET", true));
         assert_eq!(word(0x1003, Some(b"xxxG\tT\0x")), text("G\tT", true));
         let words = "x".repeat(72);

@@ -14,7 +14,7 @@ use crate::observe::role::Role;
 
 /// Emits the code that, if the filter is true, adds a value to the histogram of the point, or counts the hit by its
 /// key, or in the first counter of the point if there are no keys, or no room for this one. An untyped hit is counted
-/// in the second counter. The code goes on at `over`, or behind itself. The registers `saved` are in their copies; in
+/// in the second counter. The code goes on at `over`, or after itself. The registers `saved` are in their copies; in
 /// the end, all of them but those of [`SAVED_IF_COUNTED`] hold these again. `pushed` bytes of the trampoline are on the
 /// stack.
 pub(super) fn filter_and_count(

@@ -61,7 +61,7 @@ impl CountPointers {
     }
 }
 
-/// Where the routine begins for OCaml code: behind a short jump.
+/// Where the routine begins for OCaml code: after a short jump.
 const OF_OCAML: u64 = 2;
 
 /// The slow path of a trampoline, for hits for which [`lookup`] finds no claim.

@@ -111,7 +111,7 @@ impl FieldCopies {
     }
 }
 
-/// Returns the state at the beginning. An argument's first word says how many cells follow; the fields are behind it.
+/// Returns the state at the beginning. An argument's first word says how many cells follow; the fields are after it.
 fn first_state(index: u64) -> u32 {
     let first = (record::argument_at(index) + record::COPY) / 8;
     let end = first + fields::WORDS;
@@ -344,7 +344,7 @@ impl FieldCode<'_> {
         self.a.mov(qword_ptr(rcx + rdi * 8 - 8), 0)
     }
 
-    /// Emits the code that writes the header in rdi behind the field.
+    /// Emits the code that writes the header in rdi after the field.
     fn header(&mut self) -> Result<(), IcedError> {
         self.a.movzx(r9d, sil)?;
         self.a.mov(qword_ptr(rcx + r9 * 8 + 8), rdi)
@@ -357,7 +357,7 @@ impl FieldCode<'_> {
         self.a.sub(dil, sil)
     }
 
-    /// Emits a jump to `otherwise` unless the word `offset` bytes behind `base` may be read. Uses rdi and r9.
+    /// Emits a jump to `otherwise` unless the word `offset` bytes after `base` may be read. Uses rdi and r9.
     fn unless_readable(
         &mut self,
         base: AsmRegister64,

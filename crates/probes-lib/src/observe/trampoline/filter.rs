@@ -803,7 +803,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.nop()
     }
 
-    /// Emits a jump to `untyped` unless the word `offset_of` bytes behind `base`, to which a value points, may be read.
+    /// Emits a jump to `untyped` unless the word `offset_of` bytes after `base`, to which a value points, may be read.
     /// Uses rdi and r9.
     fn unless_readable_value(
         &mut self,
@@ -821,7 +821,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits a jump to `untyped` unless the table of readable pages has the word `offset_of` bytes behind `base`. Uses
+    /// Emits a jump to `untyped` unless the table of readable pages has the word `offset_of` bytes after `base`. Uses
     /// rdi and r9.
     fn unless_listed(&mut self, base: AsmRegister64, offset_of: i32) -> Result<(), IcedError> {
         self.a.test(rbx, rbx)?;

@@ -33,8 +33,8 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// By how many bits a hash is rotated after each word, so that its well mixed bits are multiplied next.
 const ROTATED: u32 = 29;
 
-/// The last word of the block of a string of 64 bytes: it has none of them, and its last byte says that 7 bytes before
-/// it are unused.
+/// The last word of the block of a string of 64 bytes: it holds no byte of the string. Its last byte says that the 7
+/// bytes before it are padding.
 const LAST_OF_WHOLE: u64 = 7 << 56;
 
 /// Emits the code that makes the hash of a key in rdx; no two keys of a single integer have the same. Goes to `untyped`

@@ -72,7 +72,7 @@ pub(super) fn unless_of_values(
     a.je(otherwise)
 }
 
-/// Emits a jump to `otherwise` unless the table of readable pages has the word `offset_of` bytes behind `base`, which
+/// Emits a jump to `otherwise` unless the table of readable pages has the word `offset_of` bytes after `base`, which
 /// is not r9. The address of the shared data is in rbx. Uses rdi and r9.
 pub(super) fn unless_listed(
     a: &mut CodeAssembler,
@@ -149,7 +149,7 @@ pub(super) fn check_validity(
     a.cmp(ticks, qword_ptr(rbx + offset(validity + validity::TICKS)))
 }
 
-/// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `offset_of` bytes behind rdx. Expects
+/// Emits a jump to `otherwise` unless the kernel may be asked, and reads the word `offset_of` bytes after rdx. Expects
 /// a multiple of 8 in rcx; leaves the address of the shared data, which is at `shared`, in rbx. Keeps rcx and rdx, and
 /// uses rax, rsi, rdi and r9.
 pub(super) fn unless_kernel_reads(

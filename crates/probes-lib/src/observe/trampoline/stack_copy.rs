@@ -11,11 +11,12 @@
 //! Nothing is read that may not be mapped. Of a stack in use, what is above the stack pointer is mapped; the question
 //! is where it ends:
 //!
-//! - The main thread's ends where the kernel has put its end, and nothing else is mapped near it.
-//! - That of another thread ends below its control block, to which `fs` points. That stack is the one in use if all
-//!   pages in between can be read: at the lower end of each stack is a guard page, which cannot. The control block of the
-//!   main thread is not on its stack: if it uses another one, no end is known.
-//! - That of a fiber ends with its handler. Descriptions of fibers are read if the table of readable pages has them, or
+//! - The main thread's stack ends where the kernel has put its end; nothing else is mapped near it.
+//! - Another thread's stack ends below the thread's control block, to which `fs` points. It is the stack in use if all
+//!   pages from the stack pointer to the control block can be read: at the lower end of each stack is a guard page,
+//!   which cannot be read. The main thread's control block is not on its stack: if that thread is on another stack,
+//!   the end is unknown.
+//! - A fiber's stack ends with its handler. Descriptions of fibers are read if the table of readable pages has them, or
 //!   the kernel says that they can be read.
 //!
 //! In C code, where no register leads to the fibers, the innermost link is searched for in the first bytes of the
@@ -69,8 +70,8 @@ pub(super) struct StackCopy {
 }
 
 /// Emits the code that takes the place for stacks of the record at rcx, if stacks are copied, and goes to `taken` if another thread
-/// still uses it: that one was preempted there, and threads of its group have gone once around the ring. It goes on by what it
-/// has stored there. Uses rax and rdx.
+/// still uses it: that thread was preempted there, while others of its group filled the ring once, and it
+/// relies on what it has stored there. Uses rax and rdx.
 pub(super) fn take(
     a: &mut CodeAssembler,
     layout: SharedLayout,
@@ -86,8 +87,8 @@ pub(super) fn take(
     a.jne(taken)
 }
 
-/// Emits the code that gives it back, once the record has its number, and sets the label `taken` behind it: a record whose place
-/// for stacks is taken gets no number, and counts as dropped.
+/// Emits the code that gives the place for stacks back, once the record has its number. Sets the label `taken` after that
+/// code: a record whose place is in use by another thread gets no number, and counts as dropped.
 pub(super) fn give_back(
     a: &mut CodeAssembler,
     layout: SharedLayout,
@@ -322,7 +323,7 @@ impl StackCopy {
     }
 
     /// Emits a jump to `otherwise` unless the table of readable pages, or else the kernel, says that the word `at`
-    /// bytes behind rdx can be read. Uses rax, rsi, rdi and r9.
+    /// bytes after rdx can be read. Uses rax, rsi, rdi and r9.
     fn unless_mapped(
         self,
         a: &mut CodeAssembler,
@@ -344,7 +345,7 @@ impl StackCopy {
         a.nop()
     }
 
-    /// Emits a jump to `otherwise` unless the kernel may be asked, and can read the word `at` bytes behind rdx. Uses
+    /// Emits a jump to `otherwise` unless the kernel may be asked, and can read the word `at` bytes after rdx. Uses
     /// rax, rsi, rdi and r9.
     fn unless_kernel_reads(
         self,
@@ -417,7 +418,7 @@ impl StackCopy {
     }
 
     /// Emits the code that copies the bytes between the addresses in rsi and rdx, as far as there is room, and sets the
-    /// label `over` behind it. Uses rax, rdx, rsi and rdi.
+    /// label `over` after it. Uses rax, rdx, rsi and rdi.
     fn part(self, a: &mut CodeAssembler, over: &mut CodeLabel) -> Result<(), IcedError> {
         let mut next = a.create_label();
         let stack = self.context.layout.stack_at();

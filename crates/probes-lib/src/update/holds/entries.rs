@@ -61,8 +61,8 @@ pub(super) fn given_back(
     entries
 }
 
-/// Returns what stays held of a counter of which `amount` is given back, because it does not go below zero. Others who
-/// hold a negative amount of it will add that later: what they have subtracted was this holder's, and would be left over.
+/// Returns what stays held of a counter of which `amount` is given back, because it does not go below zero. Others that
+/// hold a negative amount of it will add that later: what they have subtracted was this holder's, and would remain.
 fn kept_below_zero(counter: u16, amount: i32, held_by_others: i32) -> i32 {
     let missing = amount.saturating_sub(i32::from(counter)).max(0);
     let taken_away = held_by_others.saturating_neg().max(0);

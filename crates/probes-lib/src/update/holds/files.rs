@@ -28,7 +28,7 @@ use crate::process::tool::new_id;
 use crate::sys::fault_point;
 use crate::update::holds::record::ProcessKey;
 
-/// The largest record that is written or read: one of some 100,000 probes.
+/// The largest record that is written or read: one of about 100,000 probes.
 pub(crate) const MAX_RECORD: u64 = 16 << 20;
 
 /// How many files of a directory are looked at, whichever processes they are about.

@@ -32,7 +32,7 @@ pub(crate) struct HoldJournal {
     state: Mutex<HoldState>,
     /// Whether a change that cannot be recorded is not made.
     is_required: bool,
-    /// What other holders, who keep it, hold of each counter.
+    /// What other holders that keep it hold of each counter.
     held_by_others: HashMap<LiveAddr, i32>,
 }
 
@@ -79,7 +79,7 @@ impl HoldJournal {
         }
     }
 
-    /// Returns the record of a dead holder; `held_by_others` is what those hold of each counter who keep it.
+    /// Returns the record of a dead holder; `held_by_others` is what those that keep it hold of each counter.
     pub(crate) fn of_dead(
         file: LockedRecord,
         record: ParsedRecord,

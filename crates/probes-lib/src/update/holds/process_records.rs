@@ -1,4 +1,4 @@
-//! The records that the holders of probes of a process have written: which are believed, and what became of those whose
+//! The records that the holders of probes of a process have written: which are trusted, and what became of those whose
 //! holder was killed.
 
 use std::collections::HashMap;
@@ -55,7 +55,7 @@ fn names_of(process: &Process) -> io::Result<(i32, u64, u64)> {
     Ok((process.pid(), start, own_namespace()))
 }
 
-/// The records of one process, wherever they are believed: those of root, of us, and of the user that the
+/// The records of one process, wherever they are trusted: those of root, of us, and of the user that the
 /// process belongs to, who could change its counters anyway.
 pub(crate) struct ProcessRecords {
     directories: Vec<Arc<Directory>>,
@@ -145,7 +145,7 @@ impl ProcessRecords {
         self.directories.iter().flat_map(names).collect()
     }
 
-    /// Reads all records; also returns how many cannot be read, which are not believed.
+    /// Reads all records; also returns how many cannot be read, which are not trusted.
     pub(crate) fn read(&self) -> (Vec<FoundRecord>, usize) {
         let mut unreadable = 0;
         let mut found = Vec::new();
@@ -188,7 +188,7 @@ impl ProcessRecords {
         Ok((record.process == self.key).then_some(record))
     }
 
-    /// Returns what is held of each counter by those of these holders who keep it: they are alive, or another user's.
+    /// Returns what is held of each counter by those of these holders that keep it: they are alive, or another user's.
     pub(crate) fn held_by_keepers(found: &[FoundRecord]) -> HashMap<LiveAddr, i32> {
         let mut amounts: HashMap<LiveAddr, i32> = HashMap::new();
         let keepers = found
