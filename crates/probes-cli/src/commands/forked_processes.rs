@@ -180,7 +180,7 @@ pub(super) fn warn_of_late_start(messages: &Messages, pid: i32, parent: i32) {
         &format!(
             "process {parent} has forked process {pid}, which is observed from now on: its hits and times until now are missing"
         ),
-        "a process is found some 200 ms after it is forked; one that exits before that is not noticed",
+        "a process is found about 200 ms after it is forked; one that exits before that is not noticed",
     );
 }
 

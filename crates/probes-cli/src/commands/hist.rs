@@ -57,7 +57,7 @@ in the end.
 With -by EXPR,... there is a histogram for each key instead of one for each name: of what an
 expression is at the hit, as for `count -by`, such as arg0, str(page), probe, tid, caller; up to 4.
 The 20 keys with most values are shown (-top), then the number of values of the remaining keys, and
-other: the histogram of the keys for which there was no room, as some 1,000 are distinguished.
+other: the histogram of the keys for which there was no room, as about 1,000 are distinguished.
 Together, they have all values. Buckets are wider: exact up to 64, then at most 3 % wide.
 
 With several processes, of -pid and -name, there is one histogram for each name, with the values of

@@ -81,7 +81,7 @@ with -by pid, those of each process by itself, in lines that end with PID START,
 calls of each function, by its name. -over shows the PID before THREAD. A process that exits keeps
 its times, and the others go on. With several processes, callers are not distinguished.
 With -follow, the processes that they have forked are timed, too, and those that they fork
-meanwhile, once they are found, some 200 ms later.
+meanwhile, once they are found, about 200 ms later.
 
 With -fn it times the calls of functions of any native program, with or without probes, from entry
 to exit; `list -functions` names them, and says which can be timed. Of more than 24 functions, those
@@ -114,7 +114,7 @@ With -by EXPR,... the times are distinguished by what EXPR is at the STOP of a p
 of a function: an argument, str(page), tid, caller; up to 4, of which at a STOP arguments make one.
 Below all other lines is one for each of the 20 keys (-top) with the most time,
     by COUNT MEAN P50 P90 P99 P99.9 MAX SUM NAME KEY
-then the times of the other keys, those of some 1,000 keys being distinguished, and those without a
+then the times of the other keys, those of about 1,000 keys being distinguished, and those without a
 key (`untyped`). All of them add up to those of the pairs and functions; quantiles are known to 3 %.
 With -by pid,EXPR, processes are distinguished, too.";
 
@@ -260,7 +260,7 @@ pub(super) fn warn_of_lost(messages: &Messages, latencies: &Latencies<'_>) {
         messages.warning(WarningKind::LostCalls, &caution, hint);
     }
     if let Some(caution) = latencies.lost_times() {
-        let hint = "64 starts may wait in a thread; with -key, some 33,000 in the process";
+        let hint = "64 starts may wait in a thread; with -key, about 33,000 in the process";
         messages.warning(WarningKind::LostTimes, &caution, hint);
     }
 }

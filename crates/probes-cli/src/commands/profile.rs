@@ -47,7 +47,7 @@ const HELP: &str = "\
 Where the kernel permits it (perf_event_open, as root or with kernel.perf_event_paranoid of 1 or
 less), it samples threads 99 times in each second that they run, and nothing is stopped. Elsewhere,
 in OCaml 5, and with -gc, all threads are looked at 99 times a second, and for those that run the
-process is stopped for some 50 us each time. With -live it is not: in OCaml 5, what the kernel has
+process is stopped for about 50 us each time. With -live it is not: in OCaml 5, what the kernel has
 not copied of a stack is read while the thread runs on. Such a stack is [guessed], or [cut] if it
 has changed. Without samples of the kernel, -live does not know where threads run. In a program that
 waits or switches often, threads have moved on before they are stopped: [not read]. If that is more
@@ -449,7 +449,7 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
         RunningMethod::NotRead if !unread.is_zero() => (
             unread,
             "-live stops nothing",
-            "without -live, they are stopped for some 50 us",
+            "without -live, they are stopped for about 50 us",
         ),
         RunningMethod::ByKernel { in_kernel: true } if is_missing => (
             unsampled,

@@ -112,7 +112,7 @@ impl<'o> SeveralObservations<'o> {
             descriptors::raise_limit(DESCRIPTORS);
             if request.observation.lacks_forked() {
                 output.messages.note(
-                    "times in processes that are forked from now on are measured once these are found, after some 200 ms: those of \
+                    "times in processes that are forked from now on are measured once these are found, after about 200 ms: those of \
                      processes that exit before are missing",
                 );
             }

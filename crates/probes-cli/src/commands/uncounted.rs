@@ -131,7 +131,7 @@ fn of_part(counts: &Counts) -> Option<String> {
     }
 }
 
-/// The name of a site's probe, behind which that of its function may be.
+/// The name of a site's probe, maybe followed by that of its function.
 fn probe_of(site: &str) -> &str {
     site.split_once(" in ").map_or(site, |(probe, _)| probe)
 }

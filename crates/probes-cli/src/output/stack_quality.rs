@@ -11,7 +11,7 @@ use serde::Serialize;
 pub(super) enum StackQuality {
     /// Down to the outermost frame.
     Complete,
-    /// Frames are missing behind the last one.
+    /// Frames are missing after the last one.
     Cut,
     /// A register was not known: its frames may be wrong.
     Guessed,

@@ -336,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_are_said_with_their_domains() {
+    fn threads_are_named_with_their_domains() {
         let words = [
             ("main", None),
             ("main", Some(0)),

@@ -411,7 +411,7 @@ mod tests {
     ];
 
     #[test]
-    fn code_behind_the_function_is_no_padding() {
+    fn code_after_the_function_is_no_padding() {
         for (bytes, is_so) in [
             (&[0x90, 0x90, 0xcc, 0, 0xc3][..], true),
             (&[0, 0, 0, 0], true),

@@ -296,7 +296,7 @@ fn is_mixed(place: &PatchPlace, found: &[u8; PATCH_LEN]) -> bool {
     bytes.all(|(byte, (own, patched))| byte == own || byte == patched)
 }
 
-/// Returns whether a patch at an address crosses a border between blocks of this size.
+/// Returns whether a patch at an address crosses a boundary between blocks of this size.
 pub(crate) fn crosses(patch_at: LiveAddr, block: u64) -> bool {
     patch_at.0 / block != patch_at.plus(PATCH_LEN as u64 - 1).0 / block
 }

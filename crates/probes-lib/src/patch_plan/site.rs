@@ -76,7 +76,7 @@ impl PatchSite {
         }
     }
 
-    /// Returns the same site with its jump behind the first byte, if that is a REX prefix and there is room: then the
+    /// Returns the same site with its jump after the first byte, if that is a REX prefix and there is room: then the
     /// patch of what is before it may overwrite that byte. `None` if it cannot be patched so.
     pub fn prefixed(&self) -> Option<PatchSite> {
         const REX: RangeInclusive<u8> = 0x40..=0x4f;

@@ -178,7 +178,7 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
     if parts.len() <= MAX_SHOWN {
         return parts;
     }
-    // Still too many to read: of names that are no modules, as many letters as give no more than can be read. If some were left out, a
+    // Still too many to read: names that are no modules are cut, so far that few enough are left. If some were left out instead, a
     // shell would insert what only the others have in common.
     let (modules, others): (Completions, Completions) =
         parts.into_iter().partition(|(name, _)| name.ends_with('.'));

@@ -97,7 +97,7 @@ impl TimelineFile {
         &self.path
     }
 
-    /// Writes a block behind the earlier ones, and the `end` of the file behind it. Empties `block`.
+    /// Writes a block after the earlier ones, and the `end` of the file after it. Empties `block`.
     ///
     /// # Errors
     ///
