@@ -12,6 +12,7 @@ pub(crate) mod relocations;
 pub(crate) mod source;
 pub(crate) mod symbols;
 pub(crate) mod table;
+pub(crate) mod unwind_entry;
 pub(crate) mod usdt;
 
 use std::ffi::OsStr;
@@ -37,6 +38,12 @@ use crate::build_id::BuildId;
 use crate::error::{ElfDefect, Error, FileError, Result};
 use crate::numbers::u32_at;
 use crate::sys::fault_point;
+
+/// How many bytes of the name of a section are looked at.
+const MAX_SECTION_NAME: usize = 64;
+
+/// The length of the longest table of program headers.
+const MAX_PROGRAM_HEADERS_LEN: usize = 1 << 16;
 
 /// The largest table or section that is read. Nearly all real ones are smaller (a million notes take
 /// about 100 MiB); a sparse file may claim far more.
@@ -161,6 +168,10 @@ impl ElfFile {
     fn read_segments(&self) -> Result<Vec<ProgramHeader>> {
         let what = "the program headers";
         let count = usize::from(self.header.e_phnum);
+        // The kernel executes no file with more (fs/binfmt_elf.c).
+        if count * ProgramHeader::size(CTX) > MAX_PROGRAM_HEADERS_LEN {
+            return Err(self.defect(ElfDefect::Table(what)));
+        }
         let bytes = self.read_table(
             self.header.e_phoff,
             count as u64,
@@ -441,6 +452,7 @@ impl ElfFile {
         };
         self.sections.iter().filter(has_code).map(|section| {
             let name = self.section_names.get(section.sh_name..);
+            let name = name.map(|name| &name[..name.len().min(MAX_SECTION_NAME)]);
             let name = name.and_then(|name| name.split(|&byte| byte == 0).next());
             let address = FileAddr(section.sh_addr);
             (name.unwrap_or_default(), address, section.sh_size)

@@ -14,6 +14,7 @@ use probes_lib::{
 use super::lost_switches::warn_of_lost_switches;
 use super::report_file::ReportFile;
 use super::started_program::StartedProgram;
+use super::step_failures::StepFailures;
 use super::step_failures::report_failures;
 use crate::descriptors;
 use crate::destination::Output;
@@ -255,21 +256,29 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
         is_on_cpu: args.on_cpu,
     };
     let report = ProfileReport::new(pid, &program, &profile, how, is_wanted);
+    let mut drawn = Ok(());
     if let Some((kind, file)) = report_file {
-        file.write(report.picture(kind, &title(args, pid, &program))?)?;
+        let picture = report.picture(kind, &title(args, pid, &program));
+        drawn = picture.and_then(|picture| file.write(picture));
         // The picture has no place for it.
         if let Some(excess) = report.excess() {
             output.messages.note(&excess);
         }
     }
-    output.print_result(&report.text(output.format)?)?;
+    // Even if the disk is full: this is all that is left of the profile.
+    let printed = report.text(output.format);
+    let printed = printed.and_then(|text| output.print_result(&text));
     warn(args, &profile, &output.messages);
     if let Some(found) = report.incomplete_stacks() {
         let unreadable = profiler.unreadable();
         warn_of_incomplete_stacks(found, args.live, &unreadable, &output.messages);
     }
     note_stops(&profile, &output.messages);
-    ended
+    let mut failures = StepFailures::default();
+    for step in [printed, drawn, ended] {
+        failures.add(step);
+    }
+    failures.finish(&output.messages)
 }
 
 fn title(args: &Args, pid: i32, program: &Path) -> String {

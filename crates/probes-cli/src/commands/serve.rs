@@ -305,6 +305,8 @@ impl Exporter<'_> {
 
     /// Answers the clients that wait.
     fn answer(&mut self) {
+        // Clients that have gone need no answer.
+        self.scrapes.retain(|(_, reply)| !reply.is_closed());
         if self.scrapes.is_empty() {
             return;
         }

@@ -34,6 +34,9 @@ pub(crate) struct Symbols<'e> {
     strings: SectionContents<'e>,
 }
 
+/// Symbols with longer names are left out: that of Rust's longest is a tenth of it.
+const MAX_NAME: usize = 1 << 17;
+
 /// How many bytes of a table are read at once: a whole number of symbols, and few enough to stay in the processor's
 /// cache.
 const PART_LEN: usize = 1024 * SIZEOF_SYM;
@@ -74,6 +77,7 @@ impl ElfFile {
             let names = symbols.names()?;
             symbols.each(|symbol| {
                 let name = names.get(symbol.st_name..).unwrap_or_default();
+                let name = &name[..name.len().min(MAX_NAME)];
                 if let Some(len) = memchr::memchr(0, name) {
                     visit(symbol, &name[..len]);
                 }

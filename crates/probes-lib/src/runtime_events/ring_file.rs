@@ -19,6 +19,7 @@ use crate::process::Process;
 use crate::process::limits::{self, NeededMemory};
 use crate::process::maps::Mapping;
 use crate::process::status::Status;
+use crate::sys::xattr;
 
 /// `CAP_DAC_OVERRIDE` of capability.h.
 const CAP_DAC_OVERRIDE: u64 = 1 << 1;
@@ -106,12 +107,16 @@ impl RingFile {
             self.name.as_str(),
             AtFlags::AT_SYMLINK_NOFOLLOW,
         );
-        if has_link != Err(Errno::ENOENT) {
-            return Err(format!(
-                "{} already has a file {}",
-                self.path.display(),
-                self.name
-            ));
+        let path = self.path.display();
+        match has_link {
+            Err(Errno::ENOENT) => {}
+            Ok(_) => return Err(format!("{path} already has a file {}", self.name)),
+            Err(errno) => {
+                return Err(format!(
+                    "the directory of their file, {path}: {}",
+                    io::Error::from(errno)
+                ));
+            }
         }
         self.was_absent = true;
         self.refuse_circumstances(process)?;
@@ -177,10 +182,20 @@ impl RingFile {
         if directory.nlink() == 0 {
             return Err(format!("{path}, where their file is, has been removed"));
         }
-        if !may_create(&directory, &status, is_in_our_user_namespace(process)) {
+        let has_our_capabilities = is_in_our_user_namespace(process);
+        if !may_create(&directory, &status, has_our_capabilities) {
             let user = status.file_uid;
             return Err(format!(
                 "it runs as user {user}, who may not write to {path}, where their file is"
+            ));
+        }
+        // With an ACL, the mode bits of a group are what any entry permits at most (acl(5)).
+        let is_decided_by_acl = status.file_uid != directory.uid()
+            && !(has_our_capabilities && status.effective & CAP_DAC_OVERRIDE != 0)
+            && xattr::is_present(&self.directory, c"system.posix_acl_access");
+        if is_decided_by_acl {
+            return Err(format!(
+                "{path}, where their file is, has an access control list, which may not let it create the file"
             ));
         }
         let volume = fstatvfs(&self.directory).map_err(|errno| unknown(errno.into()))?;

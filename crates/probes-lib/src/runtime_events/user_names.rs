@@ -26,12 +26,7 @@ impl UserNames {
     /// Returns the name with this number; `None` if it has none so far.
     pub(super) fn get(&mut self, file: &impl RingBytes, id: u16) -> io::Result<Option<&str>> {
         if !self.known.contains_key(&id) {
-            let Some(at) = self.at.filter(|_| u64::from(id) < USER_EVENTS) else {
-                return Ok(None);
-            };
-            let mut name = [0; NAME_LEN as usize];
-            file.read(at + u64::from(id) * NAME_LEN, &mut name)?;
-            let Some(name) = text(&name) else {
+            let Some(name) = self.read(file, id)? else {
                 return Ok(None);
             };
             self.known.insert(id, name);
@@ -39,14 +34,24 @@ impl UserNames {
         Ok(self.known.get(&id).map(String::as_str))
     }
 
+    fn read(&self, file: &impl RingBytes, id: u16) -> io::Result<Option<String>> {
+        let Some(at) = self.at.filter(|_| u64::from(id) < USER_EVENTS) else {
+            return Ok(None);
+        };
+        let mut name = [0; NAME_LEN as usize];
+        file.read(at + u64::from(id) * NAME_LEN, &mut name)?;
+        Ok(text(&name))
+    }
+
     /// Returns all names that there are; the runtime numbers them from 0 without a gap.
-    pub(super) fn all(&mut self, file: &impl RingBytes) -> io::Result<Vec<String>> {
+    pub(super) fn all(&self, file: &impl RingBytes) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
+        // They are not kept: the program may be writing the last one.
         for id in 0..USER_EVENTS as u16 {
-            let Some(name) = self.get(file, id)? else {
+            let Some(name) = self.read(file, id)? else {
                 break;
             };
-            names.push(name.to_owned());
+            names.push(name);
         }
         Ok(names)
     }

@@ -118,8 +118,8 @@ impl ThreadRole {
 #[derive(Default)]
 pub(super) struct FrameNames {
     known: HashMap<RawFrame, Arc<StackFrame>>,
-    /// By the paths of the objects; `None` if a file cannot be read.
-    sources: HashMap<PathBuf, Option<SourceMap>>,
+    /// By the addresses of the objects in the functions, since two files may have had one path; `None` if a file cannot be read.
+    sources: HashMap<usize, Option<SourceMap>>,
 }
 
 impl FrameNames {
@@ -157,12 +157,9 @@ impl FrameNames {
         if object.is_kernels() {
             return named;
         }
-        let path = object.table().path();
-        if !self.sources.contains_key(path) {
-            let source = object.source_map().ok();
-            self.sources.insert(path.to_owned(), source);
-        }
-        if let Some(Some(source)) = self.sources.get(path) {
+        let file = std::ptr::from_ref(object.table()).addr();
+        let source = self.sources.entry(file);
+        if let Some(source) = source.or_insert_with(|| object.source_map().ok()) {
             let (file, line) = source.line_of_function(within);
             named.file = file.map(str::to_owned);
             named.line = line;

@@ -14,6 +14,9 @@ const MAX_LEN: u64 = 1 << 16;
 /// How many jumps are followed from the function that is called to one that has a frame.
 const MAX_JUMPS: u32 = 3;
 
+/// How many functions are looked at to find out whether a call leads to code.
+const MAX_TARGETS: u32 = 4096;
+
 /// How many functions are kept.
 const MAX_KEPT: usize = 1 << 14;
 
@@ -47,19 +50,28 @@ impl Unwinder {
         memory: &mut impl StackMemory,
     ) -> bool {
         match guess::direct_call_before(caller.address.0, memory) {
-            Some(target) => self.leads_to(target, callee.within, MAX_JUMPS, memory),
+            Some(target) => {
+                let mut left = MAX_TARGETS;
+                self.leads_to(target, callee.within, MAX_JUMPS, &mut left, memory)
+            }
             None => guess::follows_call(caller.address.0, None, memory),
         }
     }
 
-    /// Returns whether a call of the function at `target` may lead to code at `within` without another call.
+    /// Returns whether a call of the function at `target` may lead to code at `within` without another call; true if that takes more than
+    /// `left` functions.
     fn leads_to(
         &mut self,
         target: u64,
         within: LiveAddr,
         jumps: u32,
+        left: &mut u32,
         memory: &mut impl StackMemory,
     ) -> bool {
+        if *left == 0 {
+            return true;
+        }
+        *left -= 1;
         let Some(function) = self.function_at(target) else {
             return false;
         };
@@ -70,7 +82,7 @@ impl Unwinder {
             JumpsOut::Anywhere => true,
             JumpsOut::To(targets) => targets
                 .into_iter()
-                .any(|target| jumps > 0 && self.leads_to(target, within, jumps - 1, memory)),
+                .any(|target| jumps > 0 && self.leads_to(target, within, jumps - 1, left, memory)),
         }
     }
 

@@ -45,7 +45,7 @@ pub(super) fn caller(
             }
             tried += 1;
             let mut with_base = registers;
-            with_base.set(RBP, Some(at.wrapping_add(8).wrapping_add_signed(-offset)));
+            with_base.set(RBP, Some(at.wrapping_add(8).wrapping_sub(offset as u64)));
             let mut rest = unwinder.unwind_from(with_base, is_exact, false, memory);
             if rest.end == StackEnd::Outermost {
                 rest.frames.remove(0);

@@ -11,6 +11,7 @@ use gimli::{
 };
 
 use crate::address::FileAddr;
+use crate::elf::unwind_entry::is_short;
 use crate::elf::{DwarfBytes, ElfFile};
 
 /// The row of the table for an address: how the caller of a frame is found.
@@ -134,6 +135,9 @@ impl UnwindTables {
         let mut frames = EhFrame::new(&self.eh_frame, LittleEndian);
         frames.set_address_size(8);
         let fde = self.entry(&frames, address)?;
+        if !is_short(&fde) {
+            return None;
+        }
         // In OCaml 5, the row for `caml_c_call_stack_args` is followed by a malformed one: rows are read until the first
         // malformed one, and the last row before it is used.
         let mut context = UnwindContext::new();
@@ -209,7 +213,12 @@ impl UnwindTables {
 
     /// Returns the offset of the entry for an address, as `.eh_frame_hdr` has it.
     fn offset_by_header(&self, address: FileAddr) -> Option<EhFrameOffset> {
-        let header = EhFrameHdr::new(self.eh_frame_hdr.as_deref()?, LittleEndian);
+        let header = self.eh_frame_hdr.as_deref()?;
+        // The count of entries has 4 bytes, as linkers write it: with one of 8, gimli's computation may overflow.
+        if header.get(2) != Some(&DW_EH_PE_UDATA4) {
+            return None;
+        }
+        let header = EhFrameHdr::new(header, LittleEndian);
         let header = header.parse(&self.bases, 8).ok()?;
         let table = header.table()?;
         // gimli's own conversion of a pointer to an offset panics if the index is damaged.
@@ -220,6 +229,9 @@ impl UnwindTables {
         (offset < self.eh_frame.len()).then_some(EhFrameOffset(offset))
     }
 }
+
+/// How `.eh_frame_hdr` has the count of its entries: as an unsigned number of 4 bytes.
+const DW_EH_PE_UDATA4: u8 = 0x03;
 
 /// Returns the entries by address; only those before the first one that is damaged.
 fn sorted_entries(frames: &EhFrame<DwarfBytes<'_>>, bases: &BaseAddresses) -> Vec<SortedEntry> {

@@ -209,7 +209,12 @@ impl CallStacks {
                     }
                 }
                 self.open -= 1;
-                self.longest = self.longest.max(time.saturating_sub(call.began));
+                if call.lost == counts.lost_hits {
+                    self.longest = self.longest.max(time.saturating_sub(call.began));
+                } else {
+                    let doubt = "hits were lost meanwhile: this may be more than one call";
+                    arguments.push(Annotation::text("doubt", doubt));
+                }
                 writer.emit(stack.track, time, TrackEventKind::End, arguments);
             }
             Some(call) => {

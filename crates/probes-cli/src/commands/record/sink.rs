@@ -201,12 +201,19 @@ impl Sink {
         } else {
             last.lasting
         }));
+        // Events of several sources come one reading after the other: the first one on a track may be earlier than all before it.
+        let mut firsts = BTreeMap::new();
+        for event in &last.events {
+            firsts.entry(event.track).or_insert(event.time);
+        }
         let open = last.open.into_values().flatten().map(|mut begin| {
-            let earlier = from.saturating_sub(begin.time);
+            let first = firsts.get(&begin.track).copied().unwrap_or(u64::MAX);
+            let time = from.max(begin.time).min(first);
+            let earlier = time.saturating_sub(begin.time);
             begin
                 .arguments
                 .push(Annotation::int("began_ns_earlier", earlier));
-            begin.time = from;
+            begin.time = time;
             begin
         });
         for event in open.chain(last.events) {

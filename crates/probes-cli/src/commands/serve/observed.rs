@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use probes_lib::{GcPauses, Observation, Observer, Options, RuntimeEvents, Target};
 
+use super::exposition::shortened;
 use super::figures::{CollectorTotals, ProcessFigures, value_of_state};
 use crate::commands::closures::warn_of_refused_closures;
 use crate::commands::gaps::{GapWarning, Gaps};
@@ -147,8 +148,11 @@ impl Observed {
         };
         self.warning.update(messages, &Gaps::of(observer));
         let ends = figures.pairs.keys().flat_map(|(start, stop)| [start, stop]);
-        let is_shown =
-            |name: &str| figures.hits.contains_key(name) || ends.clone().any(|end| end == name);
+        // The figures have long names as they are shown.
+        let is_shown = |name: &str| {
+            let name = &*shortened(name);
+            figures.hits.contains_key(name) || ends.clone().any(|end| end == name)
+        };
         // A process without probes has no states.
         let states = self.target.states().ok();
         let states = states.iter().flat_map(|states| states.probes());

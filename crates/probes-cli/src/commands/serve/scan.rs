@@ -171,15 +171,16 @@ impl<'s> Scanner<'s> {
             self.notifications
                 .send(Notification::Scanned(begun.elapsed()));
             loop {
-                let mut left = self.wanted.interval.saturating_sub(begun.elapsed());
-                if left.is_zero() {
-                    break;
-                }
-                if !self.executed.is_empty() {
-                    left = left.min(RETRY_INTERVAL);
-                }
-                match self.ends.recv_timeout(left) {
+                let left = self.wanted.interval.saturating_sub(begun.elapsed());
+                let wait = if self.executed.is_empty() {
+                    left
+                } else {
+                    left.min(RETRY_INTERVAL)
+                };
+                // Also if the scan has taken the whole interval: what has ended meanwhile is noted.
+                match self.ends.recv_timeout(wait) {
                     Ok(ended) => self.note_end(ended),
+                    Err(RecvTimeoutError::Timeout) if left.is_zero() => break,
                     Err(RecvTimeoutError::Timeout) => {}
                     Err(RecvTimeoutError::Disconnected) => return,
                 }

@@ -94,10 +94,13 @@ impl CollectorEvents {
 
     /// The figures since the last call.
     pub(super) fn figures(&mut self) -> CollectorFigures {
+        let now = monotonic_now();
+        // What was written until now: of what is read later, only what is later than these figures counts. If it cannot be read,
+        // the next reading says so.
+        let _ = self.read();
         let target = &self.target;
-        self.work.figures(monotonic_now(), || {
-            matches!(target.check_events(), Ok(false))
-        })
+        let are_off = || matches!(target.check_events(), Ok(false));
+        self.work.figures(now, are_off)
     }
 }
 

@@ -246,8 +246,9 @@ impl Sessions {
 
     /// Reads the figures so far; `None` if all processes have exited or executed new programs, or other tools have replaced this one.
     pub(super) fn sample(&mut self) -> Option<TotalReading> {
-        self.observe_forked();
         self.read();
+        // Afterwards: if a process has just exited, what it has forked is observed from now on.
+        self.observe_forked();
         if self.each.iter().all(|one| one.has_ended) {
             return None;
         }

@@ -7,6 +7,7 @@ use gimli::{
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
+use crate::elf::unwind_entry::is_short;
 
 /// `rsp` in DWARF.
 const RSP: Register = Register(7);
@@ -58,7 +59,7 @@ fn ranges_in(
             break;
         };
         let address = FileAddr(fde.initial_address());
-        if is_known(address) {
+        if is_known(address) || !is_short(&fde) {
             continue;
         }
         let mut rows = match fde.rows(&table, &bases, &mut context) {
