@@ -319,7 +319,7 @@ impl<'f> FollowSession<'f> {
                 self.failed(pid, error);
                 // It is the only one that an execve leaves.
                 self.tracees.forget(pid);
-                return self.tracees.detach_thread(pid);
+                return self.tracees.detach_executed(pid);
             }
         };
         let before = self.processes.remove(&pid);

@@ -65,6 +65,8 @@ pub(crate) struct TraceeSet<'t> {
     hooks: HashMap<i32, Range<u64>>,
     /// Processes that are detached thread by thread, as each stops.
     given_up: HashMap<i32, Option<Process>>,
+    /// The threads that they had then: known even if /proc cannot be opened.
+    given_up_tids: HashSet<i32>,
     /// Exited children of our own process, which it may want to wait for.
     unreaped: HashSet<i32>,
     starved: StarvedThreads,
@@ -99,6 +101,7 @@ impl<'t> TraceeSet<'t> {
             threads: HashMap::new(),
             hooks: HashMap::new(),
             given_up: HashMap::new(),
+            given_up_tids: HashSet::new(),
             unreaped: HashSet::new(),
             starved: StarvedThreads::default(),
         }
@@ -155,6 +158,7 @@ impl<'t> TraceeSet<'t> {
         let tids: Vec<i32> = threads.map(|(tid, _)| *tid).collect();
         self.forget(pid);
         for tid in tids {
+            self.given_up_tids.insert(tid);
             // It fails only if the thread has exited.
             let _ = ptrace::interrupt(tid);
         }
@@ -219,9 +223,10 @@ impl<'t> TraceeSet<'t> {
         ptrace::resume(tid, 0);
     }
 
-    /// Detaches from a thread that an event has reported as stopped.
-    pub(crate) fn detach_thread(&self, tid: i32) {
-        detach(tid, ptrace::peek_state(tid));
+    /// Detaches from a thread of which [`TraceEvent::Executed`] was reported: its stop is consumed, and carries no signal.
+    pub(crate) fn detach_executed(&self, tid: i32) {
+        // It fails only if the thread has been killed.
+        let _ = ptrace::detach(tid, 0);
     }
 
     /// Treats the threads that code in `hook` starts as reports of the loader; `None` if there is
@@ -284,6 +289,7 @@ impl<'t> TraceeSet<'t> {
         let state = ptrace::peek_state(tid);
         if pid.is_none() && self.is_given_up(tid) && state != TraceeState::Exited {
             detach(tid, state);
+            self.given_up_tids.remove(&tid);
             return None;
         }
         match state {
@@ -337,6 +343,7 @@ impl<'t> TraceeSet<'t> {
     /// Removes a thread that has exited; returns an event if its process has, too.
     fn gone(&mut self, pid: Option<i32>, tid: i32) -> Option<TraceEvent> {
         self.threads.remove(&tid);
+        self.given_up_tids.remove(&tid);
         self.starved.forget(tid);
         // The exit of the first thread is reported last, unless that thread was not traced any
         // more.
@@ -346,6 +353,9 @@ impl<'t> TraceeSet<'t> {
     }
 
     fn is_given_up(&mut self, tid: i32) -> bool {
+        if self.given_up_tids.contains(&tid) {
+            return true;
+        }
         // A later process may have the same pid.
         let has_exited = |it: &Option<Process>| it.as_ref().is_some_and(Process::has_exited);
         self.given_up.retain(|_, process| !has_exited(process));
@@ -444,10 +454,11 @@ fn detach(tid: i32, state: TraceeState) {
     let signal = match state {
         TraceeState::Exited | TraceeState::Gone | TraceeState::Running => return,
         TraceeState::Signal(signal) => signal,
-        TraceeState::EventStopped
-        | TraceeState::GroupStopped
-        | TraceeState::Cloned(_)
-        | TraceeState::Executed => 0,
+        TraceeState::EventStopped | TraceeState::GroupStopped | TraceeState::Cloned(_) => 0,
+        TraceeState::Executed => {
+            ptrace::consume_exec(tid);
+            0
+        }
     };
     // It fails only if the thread has been killed, which is reported next.
     let _ = ptrace::detach(tid, signal);

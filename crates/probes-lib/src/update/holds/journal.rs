@@ -50,6 +50,8 @@ struct HoldState {
     /// `None` before the first change, if that cannot be recorded, and after everything was given back.
     file: Option<LockedRecord>,
     record: ParsedRecord,
+    /// What it was before the last intent, if that was settled.
+    before_intent: Option<ParsedRecord>,
     /// Why it is not recorded.
     failure: Option<io::Error>,
 }
@@ -72,6 +74,7 @@ impl HoldJournal {
             state: Mutex::new(HoldState {
                 file: None,
                 record,
+                before_intent: None,
                 failure,
             }),
             is_required: false,
@@ -89,6 +92,7 @@ impl HoldJournal {
             state: Mutex::new(HoldState {
                 file: Some(file),
                 record,
+                before_intent: None,
                 failure: None,
             }),
             is_required: true,
@@ -182,6 +186,8 @@ impl HoldJournal {
             HoldChange::GiveBack => given_back(&state.record, plan, program, &self.held_by_others),
         };
         let part = record::intent(&entries);
+        let is_settled = !is_first && state.record.outcomes.is_some();
+        let before = is_settled.then(|| state.record.clone());
         let written = if is_first {
             state.create(&part)
         } else {
@@ -189,6 +195,7 @@ impl HoldJournal {
         };
         match written {
             Ok(()) => {
+                state.before_intent = before;
                 state.record.entries = entries;
                 state.record.outcomes = None;
                 Ok(())
@@ -268,8 +275,14 @@ impl HoldState {
     /// Records what became of the intended change. A record of nothing is deleted, unless it `stays`: that of a dead holder says which sites
     /// may be half switched.
     fn settle(&mut self, outcomes: Vec<EntryOutcome>, stays: bool, on_failure: OnFailure) {
+        let is_unwritten = outcomes.iter().all(|it| *it == EntryOutcome::Before);
         let part = record::settled(&outcomes);
         self.record.outcomes = Some(outcomes);
+        // Otherwise, a change that is tried again and again would fill the file.
+        if is_unwritten && self.roll_back() {
+            return;
+        }
+        self.before_intent = None;
         if !stays && !self.record.holds_anything() {
             self.remove();
             return;
@@ -279,6 +292,18 @@ impl HoldState {
             // The intent stays, and the counters tell what became of it.
             _ => {}
         }
+    }
+
+    /// Takes back the last intent; returns false if that cannot be done.
+    fn roll_back(&mut self) -> bool {
+        let (Some(file), Some(before)) = (&self.file, self.before_intent.take()) else {
+            return false;
+        };
+        let is_cut = file.append(before.complete, "").is_ok();
+        if is_cut {
+            self.record = before;
+        }
+        is_cut
     }
 
     fn append(&mut self, part: &str) -> io::Result<()> {
@@ -349,6 +374,16 @@ mod tests {
         hold.not_carried_out();
         assert_eq!(held(&simulated.program), 4);
         assert_eq!(stages(&simulated.program), before);
+        // The record does not grow by what is tried again.
+        let complete = hold.state().record.complete;
+        for _ in 0..3 {
+            record_intent(&off, &simulated.program, HoldChange::GiveBack);
+            hold.not_carried_out();
+            assert_eq!(hold.state().record.complete, complete);
+        }
+        let bytes = hold.state().file.as_ref().unwrap().file().read().unwrap();
+        assert_eq!(bytes.len(), complete);
+        assert_eq!(held(&simulated.program), 4);
         record_intent(&off, &simulated.program, HoldChange::GiveBack);
         hold.record_outcome(&process, HoldChange::GiveBack, Ok(&done));
         assert_eq!(held(&simulated.program), 0);
