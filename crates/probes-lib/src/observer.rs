@@ -217,7 +217,7 @@ impl Observer {
         Ok(calls.latencies(plan, &self.active.ticks))
     }
 
-    /// Reads the histograms so far ([`Observation::histogram_of`]): those of probes by name, then those of functions
+    /// Reads the histograms so far ([`Observation::histogram_of`](crate::Observation::histogram_of)): those of probes by name, then those of functions
     /// in the order of their addresses. Does not stop the process. Hits of this moment may be missing in one figure of
     /// a histogram and not in another.
     ///
@@ -229,7 +229,7 @@ impl Observer {
         self.read(|source| read_histograms(self.target.pid(), source, plan, arenas))
     }
 
-    /// Reads how often hits had each key so far ([`Observation::by`]); `None` if they are not counted by keys. Does
+    /// Reads how often hits had each key so far ([`Observation::by`](crate::Observation::by)); `None` if they are not counted by keys. Does
     /// not stop the process.
     ///
     /// # Errors
@@ -240,7 +240,7 @@ impl Observer {
         self.read(|source| KeyedCounts::read(self.target.pid(), source, plan, arenas))
     }
 
-    /// Reads the histograms of all keys so far ([`Observation::histogram_of`] and [`Observation::by`]); `None` if
+    /// Reads the histograms of all keys so far ([`Observation::histogram_of`](crate::Observation::histogram_of) and [`Observation::by`](crate::Observation::by)); `None` if
     /// there are none by key. Does not stop the process. Hits of this moment may be missing in one figure of a
     /// histogram and not in another.
     ///
@@ -252,7 +252,7 @@ impl Observer {
         self.read(|source| KeyedHistograms::read(self.target.pid(), source, plan, arenas))
     }
 
-    /// Reads the times by keys so far ([`Observation::time_by`]); `None` if they are not distinguished by keys. Does
+    /// Reads the times by keys so far ([`Observation::time_by`](crate::Observation::time_by)); `None` if they are not distinguished by keys. Does
     /// not stop the process.
     ///
     /// # Errors
@@ -298,7 +298,7 @@ impl Observer {
     }
 
     /// Returns how many functions are watched, or have their slow calls shown, of which it is not known how many
-    /// arguments they have ([`Observation::unknown_arguments`]).
+    /// arguments they have ([`Observation::unknown_arguments`](crate::Observation::unknown_arguments)).
     pub fn functions_of_unknown_arguments(&self) -> usize {
         let functions = self.active.plan.functions.functions.iter();
         let watched = functions.filter_map(|function| function.watching().or(function.reported()));

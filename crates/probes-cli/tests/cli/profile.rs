@@ -126,13 +126,17 @@ fn times_are_those_of_the_program() {
         let all = (of_all("samples"), of_all("seconds"));
         assert_near(all, computes, computed, computed + runnable);
         let naps = function(&profile, "naps").1;
-        assert_near(all, naps, napped - runnable, napped);
+        let stacks = profile["stacks"].as_array().unwrap();
+        // On a busy machine, the first waits may be over before one was looked at.
+        let is_unseen = |it: &&Value| it["state"] == "unseen";
+        let unseen = stacks.iter().filter(is_unseen);
+        let unseen: f64 = unseen.map(|it| it["seconds"].as_f64().unwrap()).sum();
+        assert_near(all, naps, napped - runnable - unseen, napped);
         let total = function(&profile, "main").1;
         assert!(total >= naps + computes, "{profile}");
-        let stacks = profile["stacks"].as_array().unwrap();
         // One that has waited again before it was stopped is not read.
         let is_unread = |it: &Value| it["stack"] == "unread" && it["state"] == "running";
-        let is_complete = |it: &&Value| it["stack"] == "complete" || is_unread(it);
+        let is_complete = |it: &&Value| it["stack"] == "complete" || is_unread(it) || is_unseen(it);
         let complete = stacks.iter().filter(is_complete).count();
         assert_eq!(complete, stacks.len(), "{profile}");
         let in_naps = stacks

@@ -51,7 +51,7 @@ impl Observer {
     }
 
     /// Returns whether the hits of a process that this one, or one of its children, has forked are recorded with its own: it was forked while
-    /// this one was observed, and the data are shared ([`Observation::record_forked`]).
+    /// this one was observed, and the data are shared ([`Observation::record_forked`](crate::Observation::record_forked)).
     pub fn records_forked(&self, pid: i32) -> bool {
         let process = self.target.opened.process();
         let forked = self.lock_forked();

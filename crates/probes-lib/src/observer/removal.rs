@@ -34,7 +34,7 @@ use crate::update::options::Options;
 pub struct ObservationReport {
     /// The hits, up to and including the last one.
     pub counts: Counts,
-    /// Of each pair, in the order of the [`Observation`].
+    /// Of each pair, in the order of the [`Observation`](crate::Observation).
     pub latencies: Vec<Latency>,
     /// Of each function that was timed, in the order of their addresses.
     pub function_latencies: Vec<FunctionLatency>,
@@ -53,10 +53,10 @@ pub struct ObservationReport {
     pub stopped: Duration,
     /// Sites whose records are incomplete.
     pub discarded: DiscardedPatches,
-    /// See [`CleanReport::still_mapped`].
+    /// See [`CleanReport::still_mapped`](crate::CleanReport::still_mapped).
     pub still_mapped: u64,
     /// Why processes that were forked meanwhile could not be restored, with their pids, if their hits were to be recorded, too
-    /// ([`Observation::record_forked`]): [`Target::clean`] restores each.
+    /// ([`Observation::record_forked`](crate::Observation::record_forked)): [`Target::clean`](crate::Target::clean) restores each.
     pub unrestored: Vec<(i32, Arc<Error>)>,
 }
 
@@ -69,8 +69,8 @@ impl Observer {
     /// - The process has exited or executed a new program.
     /// - It cannot be stopped, or another update is in progress. Then it stays observed, nothing is
     ///   dropped, and this can be called again.
-    /// - Another observer has replaced this one ([`ObserveError::Replaced`]), or this one has been
-    ///   removed ([`ObserveError::Removed`]).
+    /// - Another observer has replaced this one ([`ObserveError::Replaced`](crate::ObserveError::Replaced)), or this one has been
+    ///   removed ([`ObserveError::Removed`](crate::ObserveError::Removed)).
     pub fn remove(&mut self) -> Result<ObservationReport> {
         self.refuse_removed()?;
         if let Some(mut switch) = self.events_switch.take() {
@@ -116,7 +116,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// See [`Target::clean`]; that it has exited, or executed a program, is none.
+    /// See [`Target::clean`](crate::Target::clean); that it has exited, or executed a program, is none.
     pub fn restore_forked(&self, pid: i32) -> Result<()> {
         let options = Options {
             take_over: false,
