@@ -34,7 +34,7 @@ pub(crate) struct Symbols<'e> {
     strings: SectionContents<'e>,
 }
 
-/// Symbols with longer names are left out: that of Rust's longest is a tenth of it.
+/// Symbols with longer names are left out: of each, a file could make a whole string table be searched.
 const MAX_NAME: usize = 1 << 17;
 
 /// How many bytes of a table are read at once: a whole number of symbols, and few enough to stay in the processor's
