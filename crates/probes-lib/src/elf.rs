@@ -42,9 +42,6 @@ use crate::sys::fault_point;
 /// How many bytes of the name of a section are looked at.
 const MAX_SECTION_NAME: usize = 64;
 
-/// The length of the longest table of program headers.
-const MAX_PROGRAM_HEADERS_LEN: usize = 1 << 16;
-
 /// The largest table or section that is read. Nearly all real ones are smaller (a million notes take
 /// about 100 MiB); a sparse file may claim far more.
 const MAX_SECTION: u64 = 128 << 20;
@@ -168,10 +165,6 @@ impl ElfFile {
     fn read_segments(&self) -> Result<Vec<ProgramHeader>> {
         let what = "the program headers";
         let count = usize::from(self.header.e_phnum);
-        // The kernel executes no file with more (fs/binfmt_elf.c).
-        if count * ProgramHeader::size(CTX) > MAX_PROGRAM_HEADERS_LEN {
-            return Err(self.defect(ElfDefect::Table(what)));
-        }
         let bytes = self.read_table(
             self.header.e_phoff,
             count as u64,
