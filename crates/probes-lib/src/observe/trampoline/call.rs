@@ -37,9 +37,7 @@ mod self_time;
 mod slots;
 mod slow_call;
 
-use last_call::{
-    before, clear, count_last, drop_last, drop_others, free, last_call, last_flags, locate_last,
-};
+use last_call::{before, clear, count_last, drop_others, free, last_call, last_flags, locate_last};
 use self_time::{add_self_time, doubt_parent, doubt_parent_of_last};
 use slots::{find_other_slot, find_slot, take_slot};
 
@@ -384,6 +382,27 @@ fn exit(
         return add_self_time(a, calls);
     }
     end_last(a, calls, context, none, over)
+}
+
+/// Emits the code that drops the last call, whose frame is in rdi: it has ended without an exit.
+fn drop_last(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(), IcedError> {
+    let Calls { role, shared, .. } = calls;
+    let layout = shared.1.calls;
+    let mut not_begun = a.create_label();
+    clear(a, layout)?;
+    // Without a frame, the record was not complete: its function is not known.
+    a.test(rdi, rdi)?;
+    a.je(not_begun)?;
+    count_last(a, calls, function_data::UNWOUND)?;
+    if layout.of_self {
+        a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
+    }
+    a.set_label(&mut not_begun)?;
+    a.nop()?;
+    if layout.of_self {
+        doubt_parent_of_last(a, role, shared)?;
+    }
+    free(a)
 }
 
 /// Emits the code that ends the last call, which is located, at the time in r8, and adds its time. It goes to `none` if a signal

@@ -8,7 +8,6 @@ use iced_x86::code_asm::{
 
 use super::super::emit::{offset, word_at};
 use super::Calls;
-use super::self_time::doubt_parent_of_last;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data};
 
 /// Emits the code that puts in rdx how many calls have not ended on the stack at rcx, and in rax what locates the last
@@ -54,27 +53,6 @@ pub(super) fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(rax, rdx)?;
     a.dec(edx)?;
     a.cmpxchg(word_at(rcx, call_slot::DEPTH), rdx)
-}
-
-/// Emits the code that drops the last call, whose frame is in rdi: it has ended without an exit.
-pub(super) fn drop_last(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(), IcedError> {
-    let Calls { role, shared, .. } = calls;
-    let layout = shared.1.calls;
-    let mut not_begun = a.create_label();
-    clear(a, layout)?;
-    // Without a frame, the record was not complete: its function is not known.
-    a.test(rdi, rdi)?;
-    a.je(not_begun)?;
-    count_last(a, calls, function_data::UNWOUND)?;
-    if layout.of_self {
-        a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
-    }
-    a.set_label(&mut not_begun)?;
-    a.nop()?;
-    if layout.of_self {
-        doubt_parent_of_last(a, role, shared)?;
-    }
-    free(a)
 }
 
 /// Emits the code that drops the last call, which is located, counts it as lost, and goes to `again`: it is one of
