@@ -347,9 +347,7 @@ impl Observer {
                     return Ok((beside, None));
                 }
             }
-            let read = |source: &DataSource<'_>, _: Option<&_>| {
-                reader.read_records(process, source, heads, false)
-            };
+            let read = |source: &DataSource<'_>| reader.read_records(process, source, heads, false);
             read_with_memory(target, &active.arenas, &active.data, read)
         })
     }
@@ -428,40 +426,27 @@ impl Observer {
         self.look_for_gaps();
         self.renew_pages_of_filters();
         let active = &self.active;
-        let read = |source: &DataSource<'_>, _: Option<&_>| read(source);
-        read_from(&self.target, &active.arenas, &active.data, read)
+        let read = read_with_memory(&self.target, &active.arenas, &active.data, read);
+        read.map(|(read, _)| read)
     }
 }
 
-/// Reads recorded data, and checks that they belong to this observation. `read` is also passed the
-/// memory of the process, unless it has exited.
-fn read_from<T>(
-    target: &Target,
-    arenas: &[Arena],
-    data: &Option<SharedData>,
-    read: impl FnOnce(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T>,
-) -> Result<T> {
-    read_with_memory(target, arenas, data, read).map(|(read, _)| read)
-}
-
-/// The same, and returns that memory.
+/// Reads recorded data, and checks that they belong to this observation. Also returns the memory of the process, unless it has
+/// exited.
 fn read_with_memory<T>(
     target: &Target,
     arenas: &[Arena],
     data: &Option<SharedData>,
-    read: impl FnOnce(&DataSource<'_>, Option<&ProcessMemory>) -> Result<T>,
+    read: impl FnOnce(&DataSource<'_>) -> Result<T>,
 ) -> Result<(T, Option<ProcessMemory>)> {
     let memory = target.opened.unshadowed_memory_to_read();
     if data.is_some() {
         let memory = memory.ok();
         let source = source_of(target, arenas, data, memory.as_ref());
-        return read(&source, memory.as_ref()).map(|read| (read, memory));
+        return read(&source).map(|read| (read, memory));
     }
     let memory = memory?;
-    let read = read(
-        &source_of(target, arenas, data, Some(&memory)),
-        Some(&memory),
-    );
+    let read = read(&source_of(target, arenas, data, Some(&memory)));
     // Afterwards: the observation may have been removed while we read.
     let checked = refuse_taken_over(target, &memory, arenas).and(read);
     let read = checked.map_err(|error| target.opened.executed_or(error))?;

@@ -188,9 +188,7 @@ fn of_recorded_function(
     } else {
         site.copy_at(bias, here)
     };
-    let copy = copy.map_err(|_| DoesNotFit)?;
-    code.extend(copy.code());
-    Ok((code, copy))
+    with_copy(code, copy)
 }
 
 /// Returns the trampoline at `at` for the site of a USDT probe that is an end of pairs, and the copy of the displaced
@@ -253,9 +251,7 @@ fn of_timed_function(
     let here = at.plus(code.len() as u64);
     let mut at_exit = |at, kind| code_at(at, CallEnd::Exit(kind)).map_err(|_| Refusal::OutOfReach);
     let copy = site.copy_with_exits(bias, here, &mut at_exit);
-    let copy = copy.map_err(|_| DoesNotFit)?;
-    code.extend(copy.code());
-    Ok((code, copy))
+    with_copy(code, copy)
 }
 
 /// Returns the trampoline at `at` of a function that is counted, the point with this index, and the copy of the
@@ -287,11 +283,18 @@ pub(super) fn counting(
 ///
 /// If it is too far from what it refers to.
 pub(super) fn with_displaced(
-    mut code: Vec<u8>,
+    code: Vec<u8>,
     at: LiveAddr,
     (site, bias): (&PatchSite, LoadBias),
 ) -> Result<FunctionCode, DoesNotFit> {
     let copy = site.copy_at(bias, at.plus(code.len() as u64));
+    with_copy(code, copy)
+}
+
+fn with_copy(
+    mut code: Vec<u8>,
+    copy: Result<DisplacedCopy, Refusal>,
+) -> Result<FunctionCode, DoesNotFit> {
     let copy = copy.map_err(|_| DoesNotFit)?;
     code.extend(copy.code());
     Ok((code, copy))
@@ -315,9 +318,7 @@ fn of_filtered_function(
             let code = ask_at_exit(at, (exits, kind), role, pointers);
             code.map_err(|_| Refusal::OutOfReach)
         };
-        let copy = site.copy_with_exits(bias, at, &mut at_exit);
-        let copy = copy.map_err(|_| DoesNotFit)?;
-        return Ok((copy.code().to_vec(), copy));
+        return with_copy(Vec::new(), site.copy_with_exits(bias, at, &mut at_exit));
     }
     let mut a = CodeAssembler::new(64)?;
     let mut end = a.create_label();

@@ -53,7 +53,7 @@ pub(super) struct EventFields {
 /// The most bytes of a packet without annotations: ten fields and lengths, each with its number and a value of at most ten bytes.
 const MAX_PACKET: usize = 112;
 
-/// A packet as far as it is written: in place, because bytes that were just written one by one take long to be copied together.
+/// A packet that is being written, in its place: bytes that were just written one by one take long to be copied together.
 struct Packet<'t> {
     bytes: &'t mut [u8],
     len: usize,

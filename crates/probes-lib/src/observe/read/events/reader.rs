@@ -1,10 +1,11 @@
 //! [`EventReader`]: reads the records of an observation, and what is counted beside them.
 
 use std::mem;
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use super::decoder::{EventDecoder, RecordedProcess};
-use super::point_counters::{PointCounters, SkippedHits};
+use super::point_counters::PointCounters;
 use super::{Event, Events, SlowPair, ThreadIds};
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};
@@ -59,10 +60,11 @@ pub(crate) struct EventReader {
     /// When more than the heads of the rings was last read.
     last_full_read_at: Instant,
     /// Of calls that could not be recorded, because no registers could be saved.
-    lost: PointCounters,
+    lost: PointCounters<()>,
     /// Of hits that the filter has no answer for, if there is one.
-    untyped: Option<PointCounters>,
-    skipped: SkippedHits,
+    untyped: Option<PointCounters<()>>,
+    /// Of each point, N if every Nth hit is recorded.
+    skipped: PointCounters<NonZeroU64>,
 }
 
 /// What a reading has beside its events. See [`Events`].
@@ -97,11 +99,17 @@ impl EventReader {
             pages_renewed_at: Instant::now(),
             last_records_at: Instant::now(),
             last_full_read_at: Instant::now(),
-            lost: PointCounters::of(plan, arenas, may_lose_calls, |_| 0),
+            lost: PointCounters::of(plan, arenas, |it| may_lose_calls(it).then_some(()), |_| 0),
             untyped: plan.points.iter().any(is_filtered).then(|| {
-                PointCounters::of(plan, arenas, is_filtered, |arena| arena.untyped_counter(0))
+                let filtered = |it: &PlannedPoint| is_filtered(it).then_some(());
+                PointCounters::of(plan, arenas, filtered, |arena| arena.untyped_counter(0))
             }),
-            skipped: SkippedHits::of(plan, arenas),
+            skipped: PointCounters::of(
+                plan,
+                arenas,
+                |planned| planned.role.watched.as_ref()?.sample,
+                |arena| arena.sampled_counter(0),
+            ),
         }
     }
 
@@ -110,8 +118,8 @@ impl EventReader {
         self.rings.heads(source).ok()
     }
 
-    /// Returns whether nothing has come, as far as these heads tell, and it is not yet time to look at everything: it is
-    /// not checked whether the process is still observed.
+    /// Returns whether these heads say that nothing has come, and it is not yet time to look at everything: it is not checked
+    /// whether the process is still observed.
     pub(crate) fn has_nothing_new(&self, heads: Option<&Heads>) -> bool {
         !self.is_full_reading_due() && heads.is_some_and(|heads| self.rings.have_nothing_new(heads))
     }
@@ -206,10 +214,13 @@ impl EventReader {
             read => read,
         };
         let untyped = self.untyped.as_mut();
-        let untyped = untyped.map(|it| or_later(it.read(process.pid(), source)));
-        let skipped = or_later(self.skipped.read(process.pid(), source))?;
+        let pid = process.pid();
+        let hits = |hits: u64, (): &()| hits;
+        let untyped = untyped.map(|it| or_later(it.read(pid, source, hits)));
+        let skipped = |hits: u64, every: &NonZeroU64| hits - hits / *every;
+        let skipped = or_later(self.skipped.read(pid, source, skipped))?;
         let untyped = untyped.transpose()?;
-        let lost = or_later(self.lost.read(process.pid(), source))?;
+        let lost = or_later(self.lost.read(pid, source, hits))?;
         Ok(BesideEvents {
             dropped: records.dropped.saturating_add(lost),
             skipped,
