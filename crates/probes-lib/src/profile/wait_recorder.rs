@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::Profiler;
 use super::activity::Activity;
-use super::{CHECK_INTERVAL, Profiler};
+use super::thread_looks::CHECK_INTERVAL;
+use super::threads::name_in;
 use crate::error::{Error, ProcessError, Result};
 use crate::numbers::nanoseconds;
 use crate::stacks::StackFrame;
@@ -131,7 +133,7 @@ impl WaitRecorder {
         let (stacks, threads) = (&mut self.profiler.stacks, &self.profiler.threads);
         let waits = waits.into_iter().map(|wait| {
             let (since, until, is_whole) = (wait.since, wait.until, wait.is_whole);
-            let key = wait.key(|tid| super::name_in(threads, tid));
+            let key = wait.key(|tid| name_in(threads, tid));
             let stack = key.stack.filter(|_| key.activity != Activity::Unseen);
             let stack = stack.as_deref();
             let frames = stack.map_or(&[][..], |stack| &stack.frames);

@@ -1,0 +1,237 @@
+//! [`Profiler`] has the kernel record each wait, and sample the threads that run.
+
+use std::collections::HashSet;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::activity::Activity;
+use super::kernel_records::{KernelRecords, processor_time};
+use super::permitted::clock_samples_of;
+use super::records::{RecordKind, SampledStack};
+use super::switches::SwitchRecorder;
+use super::threads::{WaitCounts, max_open, name_in};
+use super::time_sums::{ProfileKey, TimeSums};
+use super::waits::Waits;
+use super::{Profiler, refusal};
+use crate::error::Result;
+use crate::observe::CopiedStack;
+use crate::stacks::monotonic_now;
+use crate::sys::perf::ClockSamples;
+use crate::unwind::RawStack;
+
+/// How long to wait between two looks at waits, at least, on average.
+const WAIT_INTERVAL: Duration = Duration::from_micros(800);
+
+/// Looks at waits are followed by a pause of so many times as long as they took: so they take 2.5 % of a processor, as much as samples
+/// take at most.
+const WAIT_PAUSE: u32 = 39;
+
+impl Profiler {
+    /// Begins anew, and has the kernel record each wait, so that the times of waits are exact: with its stack if
+    /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
+    /// [`Profile::waits`] says why. Ends [`distinguish_collections`](Self::distinguish_collections).
+    ///
+    /// With `hz`, from 1 to 10,000, the kernel samples the threads that run, too, so many times in each second that they run, if it permits
+    /// that. Then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
+    /// live: a sample has the bytes of one stack, and they have two. The kernel's samples are the answer only if stops come too late for
+    /// more than a twentieth of the running time, as the process waits often.
+    ///
+    /// # Errors
+    ///
+    /// If the process has exited, or may not be read.
+    pub fn record(&mut self, hz: Option<u32>) -> Result<()> {
+        self.collector.clear();
+        let (switches, tids) = match self.switches(hz) {
+            Ok(recorded) => recorded,
+            Err(why) => {
+                (self.recorded, self.not_recorded) = (None, Some(refusal::text(&why, false)));
+                return self.begin();
+            }
+        };
+        let mut waits = Waits::of_process(self.stacks.pid(), monotonic_now());
+        for tid in tids {
+            waits.add_existing(tid);
+        }
+        self.max_open = max_open(switches.descriptors());
+        let beside_stops =
+            (switches.clock_samples().is_some() && self.stops_threads()).then(TimeSums::default);
+        self.recorded = Some(KernelRecords::new(switches, waits, beside_stops));
+        self.begin()
+    }
+
+    /// Begins to record switches, with the best samples of running threads that are permitted.
+    pub(super) fn switches(&self, hz: Option<u32>) -> std::io::Result<(SwitchRecorder, Vec<i32>)> {
+        let process = self.stacks.process();
+        let are_told = self.stacks.has_fibers();
+        let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz, are_told).to_vec());
+        if !self.is_live {
+            // Samples of user space alone would lack the time in the kernel, which stopping the threads shows.
+            wanted.retain(|samples| samples.in_kernel);
+        }
+        for samples in wanted {
+            if let Ok(recorded) = SwitchRecorder::of_process(process, Some(samples)) {
+                return Ok(recorded);
+            }
+        }
+        SwitchRecorder::of_process(process, None)
+    }
+
+    /// Whether threads that run are stopped, even if the kernel samples them: its samples have one of the two stacks of OCaml 5.
+    pub(super) fn stops_threads(&self) -> bool {
+        !self.is_live && self.stacks.has_fibers()
+    }
+
+    /// The samples that the kernel takes of running threads, if they are not stopped.
+    pub(super) fn clock_samples(&self) -> Option<ClockSamples> {
+        let recorded = self.recorded.as_ref()?;
+        let samples = recorded.switches.clock_samples()?;
+        recorded.beside_stops.is_none().then_some(samples)
+    }
+
+    /// Reads the stacks of the threads that have begun to wait, if waits are recorded.
+    ///
+    /// # Errors
+    ///
+    /// If the process may not be read.
+    pub fn look_at_waits(&mut self) -> Result<()> {
+        let (now, at) = (Instant::now(), monotonic_now());
+        let switched = self.collect(false);
+        let mut to_look_at = HashSet::new();
+        let mut is_look = false;
+        if let Some(recorded) = &mut self.recorded {
+            recorded.switched.extend(switched);
+            is_look = recorded.next_look_at <= at;
+            if is_look {
+                let (waits, switched) = (&recorded.waits, std::mem::take(&mut recorded.switched));
+                to_look_at = switched;
+                to_look_at.retain(|tid| waits.is_unseen(*tid));
+                // Whether these wait is not known before the records of this time are complete.
+                to_look_at.extend(recorded.switches.just_switched());
+            }
+        }
+        for tid in to_look_at {
+            if self.look_at(tid, now)?.is_none() {
+                self.forget(tid);
+            }
+        }
+        if let Some(recorded) = &mut self.recorded {
+            let ran = processor_time();
+            recorded.ran = ran.saturating_sub(recorded.ran_until);
+            recorded.ran_until = ran;
+            let pause = recorded.ran.saturating_mul(WAIT_PAUSE / 2);
+            recorded.told_after = monotonic_now().saturating_add(pause);
+            if is_look {
+                recorded.stretch = 0.5 + fastrand::f64();
+                // A little less than the pause, which is counted from a moment earlier.
+                let pause = recorded.ran.saturating_mul(WAIT_PAUSE - 1);
+                recorded.next_look_at = at.saturating_add(pause.mul_f64(recorded.stretch));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns what becomes readable when there is a sample whose stack is to be read at once, by
+    /// [`look_at_waits`](Self::look_at_waits): of a profile of OCaml 5, whose threads have several stacks, the kernel copies one. Where
+    /// threads are stopped, too, so that these samples may not be needed, reading them at once takes no more than 5 % of a processor.
+    pub fn sample_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let now = monotonic_now();
+        let is_told = move |it: &&KernelRecords| it.beside_stops.is_none() || it.told_after <= now;
+        let recorded = self.recorded.as_ref().filter(is_told);
+        recorded
+            .into_iter()
+            .flat_map(|recorded| recorded.switches.sample_fds())
+    }
+
+    /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor;
+    /// less if records would be lost, as there are so many. `None` if waits are not recorded.
+    pub fn wait_pause(&self) -> Option<Duration> {
+        let recorded = self.recorded.as_ref()?;
+        let pause = recorded.ran.saturating_mul(WAIT_PAUSE).max(WAIT_INTERVAL);
+        let pause = pause.mul_f64(recorded.stretch);
+        Some(pause.min(recorded.switches.read_within()))
+    }
+
+    /// Adds the waits that have ended; returns the threads that were switched since the last call.
+    pub(super) fn collect(&mut self, is_last: bool) -> HashSet<i32> {
+        let mut tids = HashSet::new();
+        let (recorded, stacks) = (self.recorded.as_mut(), &mut self.stacks);
+        let complete = |copied: &CopiedStack| stacks.completed(copied);
+        let read = recorded.map(|recorded| recorded.switches.read(is_last, complete));
+        // Later than the records, which are of no time that it has not counted.
+        self.read_clock();
+        let (Some((records, until)), Some(recorded)) = (read, &mut self.recorded) else {
+            return tids;
+        };
+        let mut counts = WaitCounts {
+            threads: &mut self.threads,
+            exited: &mut self.exited,
+        };
+        let mut samples = Vec::new();
+        for record in records {
+            if let RecordKind::Sample(sampled) = &record.kind {
+                if recorded.waits.is_counted(&record) && recorded.switches.is_counted(&record) {
+                    samples.push((record.tid, sampled.clone()));
+                }
+                continue;
+            }
+            if record.kind == RecordKind::Exited {
+                recorded.switches.forget(record.tid);
+            }
+            recorded.add_samples(record.at, &mut self.sums);
+            tids.insert(record.tid);
+            let (tid, is_exit) = (record.tid, record.kind == RecordKind::Exited);
+            if let Some(wait) = recorded.waits.add(record, &recorded.stops) {
+                recorded.add_wait(wait, &mut self.sums, &mut counts);
+            }
+            if is_exit {
+                recorded.looks_at_exited.remove(&tid);
+            }
+        }
+        // Nothing, unless the process has exited since its clock was read.
+        let ran_since = recorded.waits.ran_since();
+        self.sums.process.set_after(ran_since);
+        if let Some(by_kernel) = &mut recorded.beside_stops {
+            by_kernel.process.set_after(ran_since);
+        }
+        recorded.add_samples(until, &mut self.sums);
+        recorded.stops.retain(|stop| stop.end >= until);
+        if is_last {
+            let now = monotonic_now();
+            self.ended = now;
+            for wait in recorded.waits.lasting(now) {
+                recorded.add_wait(wait, &mut self.sums, &mut counts);
+            }
+        }
+        for (tid, sampled) in samples {
+            self.add_clock_sample(tid, sampled.as_deref());
+        }
+        tids
+    }
+
+    /// Adds a sample that the kernel has taken of a thread that ran.
+    pub(super) fn add_clock_sample(&mut self, tid: i32, sampled: Option<&SampledStack>) {
+        let copied = sampled.map(|sampled| &sampled.copied);
+        let completed = sampled.and_then(|sampled| sampled.completed.clone());
+        let mut stack = completed.or_else(|| Some(self.stacks.of_copied(copied?)));
+        let is_unknown = |stack: &RawStack| stack.end.may_be_loaded_since();
+        // A process that has exec'd another program, or has exited, is noticed at the next sample.
+        if stack.as_ref().is_some_and(is_unknown) && self.reload(Instant::now()).is_ok() {
+            stack = copied.map(|copied| self.stacks.of_copied(copied));
+        }
+        let key = ProfileKey {
+            tid,
+            name: name_in(&self.threads, tid),
+            activity: Activity::Running,
+            in_collection: false,
+            stack: stack.map(Arc::new),
+        };
+        let Some(recorded) = &mut self.recorded else {
+            return;
+        };
+        let period = recorded.switches.clock_samples().map(|it| it.period);
+        let time = period.unwrap_or_default();
+        let sums = recorded.beside_stops.as_mut().unwrap_or(&mut self.sums);
+        sums.add_sample(key, (time, time), false);
+    }
+}

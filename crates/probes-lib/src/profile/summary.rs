@@ -1,0 +1,153 @@
+//! [`Profiler`] adds up what it has found: the times of each stack.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Profiler;
+use super::activity::Activity;
+use super::answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
+use super::time_sums::{self, ProfileKey, Sum};
+use crate::stacks::{StackFrame, Stacks, ThreadRole};
+
+/// How long a switch takes at most.
+const MAX_SWITCH_COST: Duration = Duration::from_micros(20);
+
+impl Profiler {
+    /// Returns what was found so far.
+    pub fn profile(&mut self) -> Profile {
+        self.collect(true);
+        let mut stacks = Vec::new();
+        let names = self.sums.names();
+        let by_kernel = self.recorded.as_ref().and_then(|recorded| {
+            let by_kernel = recorded.beside_stops.as_ref()?;
+            // On a busy machine, there are few stops, and each stands for a longer time.
+            let watched = self.ended.saturating_sub(self.begun);
+            let samples = u32::try_from(self.samples).unwrap_or(u32::MAX);
+            let period = watched / samples.max(1);
+            by_kernel.replaces(&self.sums, period).then_some(by_kernel)
+        });
+        let is_shown = |key: &ProfileKey| by_kernel.is_none() || key.activity != Activity::Running;
+        let shown = self.sums.by_key.iter().filter(|(key, _)| is_shown(key));
+        for (key, sum) in shown.chain(by_kernel.iter().flat_map(|it| &it.by_key)) {
+            if sum.time.is_zero() {
+                continue;
+            }
+            let name = time_sums::name_of(key, &names);
+            let domain = self.domains.get(&(key.tid, name.clone())).copied();
+            stacks.push(profiled_stack(&mut self.stacks, key, sum, name, domain));
+        }
+        let tids: HashSet<i32> = self.sums.by_key.keys().map(|key| key.tid).collect();
+        let mut times = self.exited;
+        for thread in self.threads.values() {
+            times.add(thread.times());
+        }
+        let switch_cost = self.switch_cost(&times);
+        for stack in &mut stacks {
+            stack.shorten_waits(switch_cost);
+        }
+        stacks.retain(|stack| !stack.time.is_zero());
+        share_roles(&mut stacks);
+        // Most time first, then by thread, and always in the same order.
+        stacks.sort_by(|one, other| {
+            let order = (other.time, one.tid).cmp(&(one.time, other.tid));
+            let addresses = one.frames.iter().map(|frame| frame.address);
+            let others = other.frames.iter().map(|frame| frame.address);
+            order
+                .then_with(|| addresses.cmp(others))
+                .then_with(|| one.activity.leaf().cmp(&other.activity.leaf()))
+        });
+        times.running = self.sums.process.running();
+        Profile {
+            stacks,
+            seconds: self.ended.saturating_sub(self.begun),
+            samples: self.samples,
+            threads: self
+                .recorded
+                .as_ref()
+                .map_or(tids.len(), |it| it.waits.thread_count),
+            times: self.is_counted.then_some(times),
+            off_variance: self.off_variance,
+            not_sampled: by_kernel.unwrap_or(&self.sums).process.not_sampled(),
+            stops: self.stops,
+            stopped: self.stopped,
+            not_stopped: self.not_stopped.as_ref().map(ToString::to_string),
+            waits: match &self.recorded {
+                Some(recorded) => WaitMethod::Recorded {
+                    lost: recorded.waits.lost,
+                    unrecorded_processors: recorded.switches.unrecorded_processors(),
+                },
+                None => WaitMethod::Sampled {
+                    because: self.not_recorded.clone(),
+                },
+            },
+            running: match self.clock_samples() {
+                _ if by_kernel.is_some() => RunningMethod::ByKernel { in_kernel: true },
+                Some(samples) => RunningMethod::ByKernel {
+                    in_kernel: samples.in_kernel,
+                },
+                None if self.is_live => RunningMethod::NotRead,
+                None => RunningMethod::Stopped,
+            },
+            unseen_excess: match &self.recorded {
+                Some(recorded) => recorded.unseen_excess,
+                None => Duration::ZERO,
+            },
+        }
+    }
+
+    /// Returns for how long a thread runs, by the kernel's count, until it is recorded that it got a processor: that time is in what it
+    /// has run, and in what it has waited. `times` are those of all threads, by the same counts.
+    pub(super) fn switch_cost(&self, times: &ThreadTimes) -> Duration {
+        let Some(recorded) = self.recorded.as_ref().filter(|_| self.is_counted) else {
+            return Duration::ZERO;
+        };
+        let (off, arrivals) = recorded.waits.off_and_arrivals();
+        let excess = off.saturating_sub(times.off.saturating_add(times.runnable));
+        let cost = excess / u32::try_from(arrivals.max(1)).unwrap_or(u32::MAX);
+        // What is more has other reasons.
+        let is_known = recorded.waits.lost == 0 && cost <= MAX_SWITCH_COST;
+        if is_known { cost } else { Duration::ZERO }
+    }
+}
+
+/// A stack that is cut, or was not read, does not tell what its thread is for the runtime: another one of the thread may.
+fn share_roles(stacks: &mut [ProfiledStack]) {
+    let thread = |stack: &ProfiledStack| (stack.tid, stack.thread_name.clone());
+    let told = stacks.iter().filter(|it| it.role != ThreadRole::Other);
+    let roles: HashMap<_, _> = told.map(|it| (thread(it), it.role)).collect();
+    for stack in stacks {
+        if let Some(role) = roles.get(&thread(stack)) {
+            stack.role = *role;
+        }
+    }
+}
+
+/// Returns what a thread did with a stack, given with its name and its domain.
+fn profiled_stack(
+    stacks: &mut Stacks,
+    key: &ProfileKey,
+    sum: &Sum,
+    name: &str,
+    domain: Option<u32>,
+) -> ProfiledStack {
+    let stack = key.stack.as_deref();
+    let frames = stack.map_or(&[][..], |stack| &stack.frames);
+    let frames: Vec<Arc<StackFrame>> = frames.iter().map(|frame| stacks.name(*frame)).collect();
+    ProfiledStack {
+        tid: key.tid,
+        domain,
+        thread_name: name.to_owned(),
+        role: ThreadRole::of(&frames, key.tid == stacks.pid()),
+        activity: key.activity,
+        in_collection: key.in_collection,
+        frames,
+        end: stack.map(|stack| stack.end),
+        is_guessed: stack.is_some_and(|stack| stack.is_guessed),
+        time: sum.time,
+        samples: sum.samples,
+        variance: sum.variance,
+        split_variance: sum.split_variance,
+        waits: sum.waits.clone(),
+    }
+}
