@@ -320,12 +320,8 @@ fn remove_all<T: Send>(
         };
         let restored = removal.restore(&stopped, copies, planned.take())?;
         let marked = mark_restored(&injector, &stopped, arenas);
-        let mut code: Vec<Range<u64>> = arenas.iter().map(Arena::trampolines).collect();
-        if let Remover::Other { .. } = remover {
-            // A thread that the killed tool has redirected may still map memory while it is in there.
-            code.push(code_cave.range());
-        }
         // Threads already in a trampoline leave on their own; no new ones can enter.
+        let code = removal.code(&code_cave);
         let left = marked.and_then(|()| injector.wait_until_left(stopped, &code, LEAVING));
         let (emptied, mut failure, inside) = match left {
             Err(error) if error.is_program_gone() => return Err(error),
@@ -333,33 +329,11 @@ fn remove_all<T: Send>(
             Ok(Err(inside)) => (None, None, Some(inside)),
             Ok(Ok(emptied)) => (Some(emptied), None, None),
         };
-        // Nothing is recorded any more: it need not be stopped while much is read.
-        let runs_meanwhile = arenas.iter().map(Arena::data_len).sum::<u64>() > READ_WHILE_STOPPED;
-        let emptied = emptied.map(|stopped| {
-            if runs_meanwhile {
-                stopped.release();
-                None
-            } else {
-                Some(stopped)
-            }
-        });
+        let emptied = emptied.map(|stopped| removal.released_if_much_is_read(stopped));
         let results = read().map_err(|error| error.with_effect_if_none(Effect::StillMapped))?;
-        let unmap = |stopped: Option<_>| {
-            let stopped = match stopped {
-                Some(stopped) => stopped,
-                None => {
-                    let stopped = tracer.stop(process, options.time_limit)?;
-                    refuse_missing(process, memory, arenas)?;
-                    stopped
-                }
-            };
-            removal.unmap(&injector, stopped)
-        };
+        let unmap = |stopped| removal.unmap_again_stopped(&injector, stopped);
         let still_mapped = match emptied.map(unmap) {
-            Some(Ok(unmapped)) => {
-                unmapped.release();
-                0
-            }
+            Some(Ok(())) => 0,
             // The points are restored and the results are read: the next tool unmaps what is still
             // mapped.
             failed => {
@@ -387,6 +361,44 @@ struct Removal<'r> {
 }
 
 impl Removal<'_> {
+    /// The code that has to be left by all threads before anything is unmapped.
+    fn code(&self, code_cave: &CodeCave) -> Vec<Range<u64>> {
+        let mut code: Vec<Range<u64>> = self.arenas.iter().map(Arena::trampolines).collect();
+        if let Remover::Other { .. } = self.remover {
+            // A thread that the killed tool has redirected may still map memory while it is in there.
+            code.push(code_cave.range());
+        }
+        code
+    }
+
+    /// Lets the process run if much is to be read: nothing is recorded any more, so it need not be stopped meanwhile.
+    fn released_if_much_is_read<'s>(&self, stopped: Stopped<'s>) -> Option<Stopped<'s>> {
+        let len: u64 = self.arenas.iter().map(Arena::data_len).sum();
+        if len > READ_WHILE_STOPPED {
+            stopped.release();
+            return None;
+        }
+        Some(stopped)
+    }
+
+    /// Unmaps the arenas, and lets the process run. It is stopped first, if it is not.
+    fn unmap_again_stopped<'s>(
+        &self,
+        injector: &Injector<'s>,
+        stopped: Option<Stopped<'s>>,
+    ) -> Result<()> {
+        let stopped = match stopped {
+            Some(stopped) => stopped,
+            None => {
+                let stopped = injector.tracer.stop(self.process, injector.limit)?;
+                refuse_missing(self.process, self.memory, self.arenas)?;
+                stopped
+            }
+        };
+        self.unmap(injector, stopped)?.release();
+        Ok(())
+    }
+
     /// Restores the points of a stopped process, as `planned` if its code is still that in `copies`.
     fn restore(
         &self,

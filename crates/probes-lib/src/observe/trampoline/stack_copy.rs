@@ -129,10 +129,7 @@ impl StackCopy {
     /// Emits the code that copies the first bytes of the stack of the thread, the fibers of the innermost link there,
     /// and then the rest of the stack, if there is room.
     fn below_c(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
-        let (mut search, mut not_this, mut next) =
-            (a.create_label(), a.create_label(), a.create_label());
-        let (mut rest, mut page, mut elsewhere) =
-            (a.create_label(), a.create_label(), a.create_label());
+        let (mut next, mut rest) = (a.create_label(), a.create_label());
         self.find_end(a)?;
         a.mov(self.field(END), rdx)?;
         a.lea(rax, word_at(rsi, SEARCHED))?;
@@ -140,6 +137,26 @@ impl StackCopy {
         a.cmova(rdx, rax)?;
         a.mov(self.field(FIRST_END), rdx)?;
         self.copy_part(a)?;
+        self.find_link(a, rest)?;
+        self.find_direct_call(a)?;
+        // The description of a fiber is at rdx, and its stack goes on at rsi.
+        a.set_label(&mut next)?;
+        self.copy_description(a)?;
+        self.copy_fiber(a, rest)?;
+        self.find_parent(a, rest)?;
+        self.unless_full(a, rest)?;
+        a.jmp(next)?;
+        a.set_label(&mut rest)?;
+        a.mov(rsi, self.field(FIRST_END))?;
+        a.mov(rdx, self.field(END))?;
+        self.copy_part(a)
+    }
+
+    /// Emits the code that searches the words of the thread's stack that were copied for the innermost link to a fiber,
+    /// and puts the fiber's description in rdx and its stack pointer in rsi; goes to `none` if there is no link.
+    fn find_link(self, a: &mut CodeAssembler, none: CodeLabel) -> Result<(), IcedError> {
+        let (mut search, mut not_this) = (a.create_label(), a.create_label());
+        let mut elsewhere = a.create_label();
         a.mov(rsi, self.field(STACK_POINTER))?;
         a.sub(rsi, 8)?;
         a.mov(self.field(LINK), rsi)?;
@@ -150,7 +167,7 @@ impl StackCopy {
         a.add(rsi, 8)?;
         a.lea(rax, qword_ptr(rsi + 16))?;
         a.cmp(rax, self.field(FIRST_END))?;
-        a.ja(rest)?;
+        a.ja(none)?;
         a.mov(rdx, qword_ptr(rsi))?;
         a.mov(rax, qword_ptr(rsi + 8))?;
         // Memory of malloc(3) is aligned, and not on this stack.
@@ -169,7 +186,7 @@ impl StackCopy {
         a.set_label(&mut elsewhere)?;
         a.mov(self.field(LINK), rsi)?;
         a.dec(self.field(OF_THREAD))?;
-        a.je(rest)?;
+        a.je(none)?;
         for at in [FIBER_POINTER, FIBER_HANDLER] {
             self.unless_kernel_reads(a, at, search)?;
         }
@@ -177,11 +194,13 @@ impl StackCopy {
         a.mov(rsi, qword_ptr(rsi + 8))?;
         a.cmp(rsi, word_at(rdx, FIBER_POINTER))?;
         a.jne(search)?;
-        unless_between(a, search)?;
-        self.find_direct_call(a)?;
-        // The description of a fiber is at rdx, and its stack goes on at rsi.
-        a.set_label(&mut next)?;
-        self.copy_description(a)?;
+        unless_between(a, search)
+    }
+
+    /// Emits the code that copies the stack of the fiber whose description was copied; goes to `rest` if it cannot be
+    /// read.
+    fn copy_fiber(self, a: &mut CodeAssembler, rest: CodeLabel) -> Result<(), IcedError> {
+        let mut page = a.create_label();
         a.mov(rdx, self.field(FIBER))?;
         a.mov(rdx, word_at(rdx, FIBER_HANDLER))?;
         a.add(rdx, HANDLER_LEN as i32)?;
@@ -198,24 +217,23 @@ impl StackCopy {
         a.jb(page)?;
         a.mov(rdx, self.field(OF_THREAD))?;
         a.mov(rsi, self.field(FROM))?;
-        self.copy_part(a)?;
+        self.copy_part(a)
+    }
+
+    /// Emits the code that puts the description of the fiber's parent in rdx and its stack pointer in rsi; goes to
+    /// `none` if there is none.
+    fn find_parent(self, a: &mut CodeAssembler, none: CodeLabel) -> Result<(), IcedError> {
         a.mov(rdx, self.field(FIBER))?;
         a.mov(rdx, word_at(rdx, FIBER_HANDLER))?;
-        self.unless_kernel_reads(a, HANDLER_PARENT, rest)?;
+        self.unless_kernel_reads(a, HANDLER_PARENT, none)?;
         a.mov(rdx, word_at(rdx, HANDLER_PARENT))?;
         a.test(rdx, rdx)?;
-        a.je(rest)?;
+        a.je(none)?;
         for at in [FIBER_POINTER, FIBER_HANDLER] {
-            self.unless_kernel_reads(a, at, rest)?;
+            self.unless_kernel_reads(a, at, none)?;
         }
         a.mov(rsi, word_at(rdx, FIBER_POINTER))?;
-        unless_between(a, rest)?;
-        self.unless_full(a, rest)?;
-        a.jmp(next)?;
-        a.set_label(&mut rest)?;
-        a.mov(rsi, self.field(FIRST_END))?;
-        a.mov(rdx, self.field(END))?;
-        self.copy_part(a)
+        unless_between(a, none)
     }
 
     /// Emits the code that lowers rsi to the lowest address on the stack of the fiber at rdx that is found in rbx at

@@ -6,7 +6,8 @@
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, eax, edx, qword_ptr, r8, rax, rbx, rcx, rdx, rsi, rsp,
+    AsmMemoryOperand, CodeAssembler, CodeLabel, eax, edx, qword_ptr, r8, rax, rbx, rcx, rdx, rsi,
+    rsp,
 };
 
 use super::at_point::PointContext;
@@ -53,7 +54,7 @@ pub(super) fn record(
         is_signed: role.is_signed(),
         linear: role.linear,
     };
-    add(a, place, context)
+    place.add(a, context)
 }
 
 /// Emits the code that adds the time in rcx to the histogram with the number in r8. Uses rax, rcx, rdx, rbx and rsi.
@@ -64,7 +65,7 @@ pub(super) fn add_time(a: &mut CodeAssembler, context: PointContext) -> Result<(
         is_signed: false,
         linear: None,
     };
-    add(a, of_key, context)
+    of_key.add(a, context)
 }
 
 /// Which histogram a value is added to, and how.
@@ -77,59 +78,76 @@ struct HistogramSlot {
     linear: Option<Linear>,
 }
 
-/// Emits the code that adds the value in rcx to a histogram. Uses rax, rcx, rdx, rbx and rsi.
-fn add(
-    a: &mut CodeAssembler,
-    place: HistogramSlot,
-    context: PointContext,
-) -> Result<(), IcedError> {
-    let all = context.layout.values;
-    let header_at = context.layout.values() + all.header(place.number, 0);
-    let field = |of: u64| qword_ptr(rbx + offset(header_at + of));
-    let first_bucket = context.layout.values() + all.first_bucket(place.number, 0);
-    a.mov(rsi, rcx)?;
-    load(a, rbx, context.shared)?;
-    if all.group_bits() > 0 {
-        a.mov(rax, rsp)?;
-        a.shr(rax, STACK_PART_BITS)?;
-        spread_of(a, eax, eax, all.group_bits())?;
-        a.shl(rax, header::LEN.ilog2())?;
-        a.add(rbx, rax)?;
-    }
-    if place.by_key {
-        a.mov(rax, r8)?;
-        a.shl(rax, header::LEN.ilog2() + all.group_bits())?;
-        a.add(rbx, rax)?;
-    }
-    if place.is_signed {
-        a.btc(rcx, 63)?;
-    }
-    for extreme in [header::GREATEST, header::LEAST] {
-        let mut again = a.create_label();
-        let mut over = a.create_label();
-        a.mov(rax, field(extreme))?;
-        a.set_label(&mut again)?;
-        a.cmp(rcx, rax)?;
-        a.jbe(over)?;
-        a.lock().cmpxchg(field(extreme), rcx)?;
-        a.jne(again)?;
-        a.set_label(&mut over)?;
-        a.not(rcx)?;
-    }
-    let mut counted = a.create_label();
-    // From the header to the buckets: these are as many times as long as it.
-    let to_buckets = |a: &mut CodeAssembler| -> Result<(), IcedError> {
-        if !place.by_key && all.group_bits() == 0 {
-            return Ok(());
+impl HistogramSlot {
+    /// Emits the code that adds the value in rcx to the histogram. Uses rax, rcx, rdx, rbx and rsi.
+    fn add(self, a: &mut CodeAssembler, context: PointContext) -> Result<(), IcedError> {
+        a.mov(rsi, rcx)?;
+        self.locate(a, context)?;
+        if self.is_signed {
+            a.btc(rcx, 63)?;
         }
-        a.mov(rax, rbx)?;
-        sub(a, rax, context.shared)?;
-        a.imul_3(rax, rax, (all.buckets_len() / header::LEN) as i32 - 1)?;
-        a.add(rbx, rax)
-    };
-    if let Some(linear) = place.linear {
-        let mut outside = a.create_label();
-        step(a, linear, place.is_signed, outside)?;
+        self.update_extremes(a, context)?;
+        match self.linear {
+            Some(linear) => self.add_to_step(a, linear, context),
+            None => self.add_to_bucket(a, context),
+        }
+    }
+
+    /// Emits the code that puts in rbx how far the header is from where the first header of the number is.
+    fn locate(self, a: &mut CodeAssembler, context: PointContext) -> Result<(), IcedError> {
+        let group_bits = context.layout.values.group_bits();
+        load(a, rbx, context.shared)?;
+        if group_bits > 0 {
+            a.mov(rax, rsp)?;
+            a.shr(rax, STACK_PART_BITS)?;
+            spread_of(a, eax, eax, group_bits)?;
+            a.shl(rax, header::LEN.ilog2())?;
+            a.add(rbx, rax)?;
+        }
+        if self.by_key {
+            a.mov(rax, r8)?;
+            a.shl(rax, header::LEN.ilog2() + group_bits)?;
+            a.add(rbx, rax)?;
+        }
+        Ok(())
+    }
+
+    /// A field of the header, once it is located.
+    fn field(self, of: u64, context: PointContext) -> AsmMemoryOperand {
+        let header_at = context.layout.values() + context.layout.values.header(self.number, 0);
+        qword_ptr(rbx + offset(header_at + of))
+    }
+
+    /// Emits the code that compares the value in rcx with the greatest and the least one so far.
+    fn update_extremes(
+        self,
+        a: &mut CodeAssembler,
+        context: PointContext,
+    ) -> Result<(), IcedError> {
+        for extreme in [header::GREATEST, header::LEAST] {
+            let mut again = a.create_label();
+            let mut over = a.create_label();
+            a.mov(rax, self.field(extreme, context))?;
+            a.set_label(&mut again)?;
+            a.cmp(rcx, rax)?;
+            a.jbe(over)?;
+            a.lock().cmpxchg(self.field(extreme, context), rcx)?;
+            a.jne(again)?;
+            a.set_label(&mut over)?;
+            a.not(rcx)?;
+        }
+        Ok(())
+    }
+
+    /// Emits the code that counts the value in rsi in a histogram of equal steps.
+    fn add_to_step(
+        self,
+        a: &mut CodeAssembler,
+        linear: Linear,
+        context: PointContext,
+    ) -> Result<(), IcedError> {
+        let (mut counted, mut outside) = (a.create_label(), a.create_label());
+        step(a, linear, self.is_signed, outside)?;
         // A value that is alone in its bucket is not added to the sum: the reader knows it.
         if linear.width() == 1 {
             a.jmp(counted)?;
@@ -138,37 +156,56 @@ fn add(
             a.je(counted)?;
         }
         a.set_label(&mut outside)?;
-        a.lock().add(field(header::SUM), rsi)?;
+        a.lock().add(self.field(header::SUM, context), rsi)?;
         a.set_label(&mut counted)?;
         a.nop()?;
-        to_buckets(a)?;
-        return a
-            .lock()
-            .inc(qword_ptr(rbx + rdx * 8 + offset(first_bucket)));
+        self.increment(a, 0, context)
     }
-    let precision = all.precision();
-    // The buckets of negative numbers mirror the others: that of -1 precedes that of 0.
-    let mirror = |a: &mut CodeAssembler| -> Result<(), IcedError> {
-        if place.is_signed {
-            a.mov(rax, rsi)?;
-            a.sar(rax, 63)?;
-            a.xor(rdx, rax)?;
+
+    /// Emits the code that counts the value in rsi in a histogram whose buckets double.
+    fn add_to_bucket(self, a: &mut CodeAssembler, context: PointContext) -> Result<(), IcedError> {
+        let all = context.layout.values;
+        // The buckets of negative numbers mirror the others: that of -1 precedes that of 0.
+        let mirror = |a: &mut CodeAssembler| -> Result<(), IcedError> {
+            if self.is_signed {
+                a.mov(rax, rsi)?;
+                a.sar(rax, 63)?;
+                a.xor(rdx, rax)?;
+            }
+            Ok(())
+        };
+        let mut counted = a.create_label();
+        a.mov(rdx, rsi)?;
+        mirror(a)?;
+        histogram::bucket_of(a, all.precision())?;
+        // The buckets below have one value each, which is not added to the sum.
+        a.cmp(edx, 2 << all.precision())?;
+        a.jb(counted)?;
+        a.lock().add(self.field(header::SUM, context), rsi)?;
+        a.set_label(&mut counted)?;
+        a.nop()?;
+        mirror(a)?;
+        self.increment(a, all.negative(), context)
+    }
+
+    /// Emits the code that increments the bucket in rdx, counted from bucket `zero`.
+    fn increment(
+        self,
+        a: &mut CodeAssembler,
+        zero: u64,
+        context: PointContext,
+    ) -> Result<(), IcedError> {
+        let all = context.layout.values;
+        if self.by_key || all.group_bits() > 0 {
+            // From the header to the buckets: these are as many times as long as it.
+            a.mov(rax, rbx)?;
+            sub(a, rax, context.shared)?;
+            a.imul_3(rax, rax, (all.buckets_len() / header::LEN) as i32 - 1)?;
+            a.add(rbx, rax)?;
         }
-        Ok(())
-    };
-    a.mov(rdx, rsi)?;
-    mirror(a)?;
-    histogram::bucket_of(a, precision)?;
-    // The buckets below have one value each, which is not added to the sum.
-    a.cmp(edx, 2 << precision)?;
-    a.jb(counted)?;
-    a.lock().add(field(header::SUM), rsi)?;
-    a.set_label(&mut counted)?;
-    a.nop()?;
-    mirror(a)?;
-    to_buckets(a)?;
-    let of_zero = first_bucket + 8 * all.negative();
-    a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(of_zero)))
+        let first = context.layout.values() + all.first_bucket(self.number, 0) + 8 * zero;
+        a.lock().inc(qword_ptr(rbx + rdx * 8 + offset(first)))
+    }
 }
 
 /// Emits the code that puts in rdx the bucket of the value in rsi: 0 below the range, then each step, then what is

@@ -13,9 +13,9 @@ use super::super::stack_copy::{self, StackCopy};
 use super::last_call::{before, last_call, last_flags};
 use super::{Calls, DEPTH_AT, is_on_fiber};
 use crate::observe::layout::calls::call_slot;
-use crate::observe::layout::shared::{SLOW_FROM, record as layout_of};
+use crate::observe::layout::shared::{SLOW_FROM, SharedLayout, record as layout_of};
 use crate::observe::layout::stack_copies::{KEPT, StackCopies};
-use crate::observe::role::{ArgumentSource, WatchRole};
+use crate::observe::role::{ArgumentSource, TimedRole, WatchRole};
 use crate::observe::trampoline::emit::offset;
 use crate::patch_plan::displaced::ExitKind;
 
@@ -78,7 +78,33 @@ impl ExitReport<'_> {
         };
         let point = self.reported.point | layout_of::SLOW | returns;
         record::begin(a, point, role.is_from_start, layout)?;
-        // The thread's id is in eax.
+        self.write_call(a, layout)?;
+        let mut taken = a.create_label();
+        if layout.stacks != StackCopies::None {
+            stack_copy::take(a, layout, taken)?;
+            self.copy_stack(a, role, layout)?;
+        }
+        record::end(a)?;
+        stack_copy::give_back(a, layout, &mut taken)?;
+
+        a.mov(rcx, rdi)?;
+        a.shl(rcx, 64 - DEPTH_AT)?;
+        a.shr(rcx, 64 - DEPTH_AT)?;
+        a.shr(rdi, DEPTH_AT)?;
+        a.mov(edx, edi)?;
+        a.mov(eax, edx)?;
+        a.shl(eax, calls.call_len_bits())?;
+        a.mov(r8, r9)?;
+        if is_on_fiber(role) {
+            a.mov(r9, last_call(calls, call_slot::CALL_OWNER))?;
+        }
+        a.set_label(&mut over)?;
+        // A label needs an instruction.
+        a.nop()
+    }
+
+    /// Emits the code that writes the call at rdx, with its arguments and result, into the record at rcx; the thread's id is in eax.
+    fn write_call(&self, a: &mut CodeAssembler, layout: SharedLayout) -> Result<(), IcedError> {
         let start = u64::from(layout.kept_len);
         a.mov(dword_ptr(rcx + (start + layout_of::TID)), eax)?;
         a.mov(
@@ -98,38 +124,26 @@ impl ExitReport<'_> {
         a.mov(
             qword_ptr(rcx + (layout_of::argument_at(0) + layout_of::VALUE)),
             rax,
-        )?;
-        let mut taken = a.create_label();
-        if layout.stacks != StackCopies::None {
-            stack_copy::take(a, layout, taken)?;
-            let kept = |at: u64| qword_ptr(rcx + offset(layout.stack_at() + KEPT + at));
-            a.mov(kept(0), rdi)?;
-            a.mov(kept(8), r9)?;
-            let copy = StackCopy {
-                context: self.context,
-                is_ocaml: role.is_ocaml,
-                is_from_start: role.is_from_start,
-            };
-            copy.emit(a)?;
-            a.mov(rdi, kept(0))?;
-            a.mov(r9, kept(8))?;
-        }
-        record::end(a)?;
-        stack_copy::give_back(a, layout, &mut taken)?;
+        )
+    }
 
-        a.mov(rcx, rdi)?;
-        a.shl(rcx, 64 - DEPTH_AT)?;
-        a.shr(rcx, 64 - DEPTH_AT)?;
-        a.shr(rdi, DEPTH_AT)?;
-        a.mov(edx, edi)?;
-        a.mov(eax, edx)?;
-        a.shl(eax, calls.call_len_bits())?;
-        a.mov(r8, r9)?;
-        if is_on_fiber(role) {
-            a.mov(r9, last_call(calls, call_slot::CALL_OWNER))?;
-        }
-        a.set_label(&mut over)?;
-        // A label needs an instruction.
-        a.nop()
+    /// Emits the code that copies the stack into the record at rcx. Leaves rdi and r9 as they are.
+    fn copy_stack(
+        &self,
+        a: &mut CodeAssembler,
+        role: &TimedRole,
+        layout: SharedLayout,
+    ) -> Result<(), IcedError> {
+        let kept = |at: u64| qword_ptr(rcx + offset(layout.stack_at() + KEPT + at));
+        a.mov(kept(0), rdi)?;
+        a.mov(kept(8), r9)?;
+        let copy = StackCopy {
+            context: self.context,
+            is_ocaml: role.is_ocaml,
+            is_from_start: role.is_from_start,
+        };
+        copy.emit(a)?;
+        a.mov(rdi, kept(0))?;
+        a.mov(r9, kept(8))
     }
 }

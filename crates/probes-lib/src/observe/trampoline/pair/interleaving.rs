@@ -75,65 +75,15 @@ pub(super) fn check_stop(
     let mut doubt = a.create_label();
     let mut same_frame = a.create_label();
     let mut over = a.create_label();
-    let frame_of_start = dword_ptr(rcx + rdx * 4 + slot::MARKS);
-    let number_of_start = dword_ptr(rcx + rdx * 4 + (slot::MARKS + 4));
     a.mov(r9d, slot::SAME_FRAME as u32)?;
     if let Some(register) = marks.argument {
-        let mut is_other = a.create_label();
-        let mut look_up = a.create_label();
-        let mut is_unknown = a.create_label();
-        let mut no_number = a.create_label();
-        load_number(a, marks, register, context)?;
-        a.cmp(number_of_start, r8d)?;
-        a.jne(is_other)?;
-        // An even value is not a number, but an address, which the garbage collector may reuse.
-        a.test(r8b, 1)?;
-        a.je(no_number)?;
-        select_number(a, r8d)?;
-        a.mov(number_place(), 0)?;
-        a.mov(r9d, slot::SAME_FRAME_OWN as u32)?;
-        // The start before this one has another number, so that it is not mistaken for this one.
-        locate_next(a, -1)?;
-        a.cmp(dword_ptr(rcx + rdi * 4 + (slot::MARKS + 4)), r8d)?;
-        a.jne(same_frame)?;
-        a.jmp(doubt)?;
-
-        a.set_label(&mut is_other)?;
-        a.mov(edi, number_of_start)?;
-        a.and(edi, r8d)?;
-        a.test(dil, 1)?;
-        a.je(no_number)?;
-        a.inc(word_at(rcx, slot::DIFFERENT_NUMBER))?;
-        // If the stop is in the frame of this start, and the start before is not, this is its start, whatever its
-        // number.
-        a.test(rax, rax)?;
-        a.je(look_up)?;
-        locate_next(a, -1)?;
-        a.mov(edi, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
-        a.cmp(edi, frame_of_start)?;
-        a.je(look_up)?;
-        let here = frame(a, marks.frame, context)?;
-        a.cmp(frame_of_start, here)?;
-        a.jne(look_up)?;
-        a.mov(edi, number_of_start)?;
-        hash_number(a)?;
-        a.mov(number_place(), 0)?;
-        a.jmp(over)?;
-
-        a.set_label(&mut look_up)?;
-        select_number(a, r8d)?;
-        a.cmp(number_place(), r8d)?;
-        a.jne(is_unknown)?;
-        a.xor(number_place(), i32::MIN)?;
-        a.inc(word_at(rcx, slot::OTHER_NUMBER))?;
-        a.mov(r9d, slot::SAME_FRAME_OTHER as u32)?;
-        a.jmp(doubt)?;
-        a.set_label(&mut is_unknown)?;
-        a.inc(word_at(rcx, slot::UNKNOWN_NUMBER))?;
-        a.jmp(by_frame)?;
-
-        a.set_label(&mut no_number)?;
-        a.inc(word_at(rcx, slot::NO_NUMBER))?;
+        let paths = StopPaths {
+            by_frame,
+            doubt,
+            same_frame,
+            over,
+        };
+        compare_numbers(a, marks, register, context, paths)?;
     }
     a.set_label(&mut by_frame)?;
     find_frame(a, marks, context, doubt)?;
@@ -147,7 +97,7 @@ pub(super) fn check_stop(
     a.set_label(&mut same_frame)?;
     locate_next(a, 1)?;
     a.mov(r8d, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
-    a.cmp(r8d, frame_of_start)?;
+    a.cmp(r8d, frame_of_start())?;
     a.jne(over)?;
     a.mov(r8, qword_ptr(rcx + rdi * 8 + (slot::STARTS + 8)))?;
     a.cmp(r8, qword_ptr(rcx + rdx * 8 + (slot::STARTS + 8)))?;
@@ -155,6 +105,87 @@ pub(super) fn check_stop(
     a.inc(qword_ptr(rcx + r9))?;
     a.set_label(&mut over)?;
     a.nop()
+}
+
+/// The frame of the start that is located by rdx in the slot at rcx.
+fn frame_of_start() -> AsmMemoryOperand {
+    dword_ptr(rcx + rdx * 4 + slot::MARKS)
+}
+
+/// Where the code of [`check_stop`] goes on once the numbers are compared.
+#[derive(Clone, Copy)]
+struct StopPaths {
+    by_frame: CodeLabel,
+    doubt: CodeLabel,
+    same_frame: CodeLabel,
+    over: CodeLabel,
+}
+
+/// Emits the code that compares the number in the stop's `register` with that of the start: a part of [`check_stop`]. It falls through to
+/// `by_frame` if the numbers say nothing.
+fn compare_numbers(
+    a: &mut CodeAssembler,
+    marks: &Marks,
+    register: Register,
+    context: PointContext,
+    paths: StopPaths,
+) -> Result<(), IcedError> {
+    let number_of_start = dword_ptr(rcx + rdx * 4 + (slot::MARKS + 4));
+    let mut is_other = a.create_label();
+    let mut look_up = a.create_label();
+    let mut is_unknown = a.create_label();
+    let mut no_number = a.create_label();
+    load_number(a, marks, register, context)?;
+    a.cmp(number_of_start, r8d)?;
+    a.jne(is_other)?;
+    // An even value is not a number, but an address, which the garbage collector may reuse.
+    a.test(r8b, 1)?;
+    a.je(no_number)?;
+    select_number(a, r8d)?;
+    a.mov(number_place(), 0)?;
+    a.mov(r9d, slot::SAME_FRAME_OWN as u32)?;
+    // The start before this one has another number, so that it is not mistaken for this one.
+    locate_next(a, -1)?;
+    a.cmp(dword_ptr(rcx + rdi * 4 + (slot::MARKS + 4)), r8d)?;
+    a.jne(paths.same_frame)?;
+    a.jmp(paths.doubt)?;
+
+    a.set_label(&mut is_other)?;
+    a.mov(edi, number_of_start)?;
+    a.and(edi, r8d)?;
+    a.test(dil, 1)?;
+    a.je(no_number)?;
+    a.inc(word_at(rcx, slot::DIFFERENT_NUMBER))?;
+    // If the stop is in the frame of this start, and the start before is not, this is its start, whatever its
+    // number.
+    a.test(rax, rax)?;
+    a.je(look_up)?;
+    locate_next(a, -1)?;
+    a.mov(edi, dword_ptr(rcx + rdi * 4 + slot::MARKS))?;
+    a.cmp(edi, frame_of_start())?;
+    a.je(look_up)?;
+    let here = frame(a, marks.frame, context)?;
+    a.cmp(frame_of_start(), here)?;
+    a.jne(look_up)?;
+    a.mov(edi, number_of_start)?;
+    hash_number(a)?;
+    a.mov(number_place(), 0)?;
+    a.jmp(paths.over)?;
+
+    a.set_label(&mut look_up)?;
+    select_number(a, r8d)?;
+    a.cmp(number_place(), r8d)?;
+    a.jne(is_unknown)?;
+    a.xor(number_place(), i32::MIN)?;
+    a.inc(word_at(rcx, slot::OTHER_NUMBER))?;
+    a.mov(r9d, slot::SAME_FRAME_OTHER as u32)?;
+    a.jmp(paths.doubt)?;
+    a.set_label(&mut is_unknown)?;
+    a.inc(word_at(rcx, slot::UNKNOWN_NUMBER))?;
+    a.jmp(paths.by_frame)?;
+
+    a.set_label(&mut no_number)?;
+    a.inc(word_at(rcx, slot::NO_NUMBER))
 }
 
 /// Counts a stop if the start before the one that it ends waits in the frame of that one, or in that of the stop; or
