@@ -100,8 +100,8 @@ fn definition() -> clap::Command {
     definition
 }
 
-/// The same, but without the flags of the other subcommands if the first argument is a subcommand that is spelled out: to define the
-/// flags of all subcommands takes longer than everything else that `ocaml-probes version` does.
+/// Same as `definition`. If the first argument is a subcommand that is spelled out, without the flags of the other
+/// subcommands: to define those takes longer than everything else that `ocaml-probes version` does.
 pub(crate) fn definition_for(argv: &[OsString]) -> clap::Command {
     let definition = CommandLine::command();
     let is_typed = |it: &clap::Command| argv.get(1).is_some_and(|word| word == it.get_name());

@@ -71,8 +71,8 @@ use crate::messages::Messages;
     derive(strum::EnumIter, strum::IntoStaticStr),
     strum(serialize_all = "kebab-case")
 )]
-// Only the flags of the subcommand that is typed are built. A doc comment of a struct of flags would
-// become the help of the subcommand: they have plain comments.
+// Builds only the flags of the subcommand that is typed. Structs of flags have plain comments: a doc comment would
+// become the help of the subcommand.
 #[command(defer = true)]
 pub(crate) enum Command {
     /// Start a program with its probes set before any of its code runs

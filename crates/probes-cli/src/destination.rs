@@ -36,7 +36,8 @@ pub(crate) enum Destination {
     File(Arc<AnswerFile>),
 }
 
-/// The file of -o. Its old contents stay until the command has begun, so that one that fails before leaves them.
+/// The file of -o. It keeps its old contents until the command has begun, so a command that fails earlier leaves
+/// them.
 #[derive(Debug)]
 pub(crate) struct AnswerFile {
     file: File,
@@ -90,8 +91,8 @@ impl Output {
         written.map_err(Failure::Output)
     }
 
-    /// Writes what took time to learn, or, if that fails, writes it to standard error: it must not be lost. The
-    /// failure is returned all the same. If the pipe is closed, its reader does not want the answer, and nothing is
+    /// Writes a result that took time to obtain. If that fails, writes it to standard error, so that it is not lost,
+    /// and still returns the failure. If the pipe is closed, its reader does not want the answer, and nothing more is
     /// written.
     pub(crate) fn print_result(&self, text: &str) -> Result<(), Failure> {
         let printed = self.print(text);
@@ -105,8 +106,8 @@ impl Output {
         printed
     }
 
-    /// Writes the last of an answer, as [`Output::print_result`] does; if its reader does not read, to standard error,
-    /// and without waiting.
+    /// Writes the end of an answer, as [`Output::print_result`] does. If the reader of the output did not read,
+    /// writes it to standard error, without waiting.
     pub(crate) fn print_last(&self, text: &str, output_was_read: bool) -> Result<(), Failure> {
         if output_was_read {
             self.print_result(text)
@@ -115,7 +116,7 @@ impl Output {
         }
     }
 
-    /// Says what the lines of an answer for people add up to, if they are many.
+    /// Notes what the lines of an answer for people add up to, if they do not fit on a usual terminal.
     pub(crate) fn sum_up(&self, messages: &Messages, lines: usize, sum: impl FnOnce() -> String) {
         if self.format != Format::Json && lines > TERMINAL_LINES {
             messages.note(&sum());
@@ -158,8 +159,8 @@ impl Destination {
         written.map_err(Failure::Output)
     }
 
-    /// Writes the first lines of a text, or a part of the first one: no more than can be written to a pipe
-    /// without a wait, once poll(2) says that it can be written to. Returns how many bytes these are.
+    /// Writes the first lines of a text, or a part of the first line: no more than fits into a pipe that poll(2)
+    /// reports as writable. Returns how many bytes were written.
     pub(crate) fn write_some(&self, text: &[u8]) -> io::Result<usize> {
         let most = &text[..text.len().min(PIPE_BUF)];
         // Whole lines, so that no signal cuts one.
@@ -218,7 +219,7 @@ fn pieces(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Writes a result to standard error, as far as that takes it without waiting: the command was interrupted, and the
+/// Writes as much of a result to standard error as is possible without waiting: the command was interrupted, and the
 /// answer is not read.
 fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     for piece in text.as_bytes().chunks(PIPE_BUF) {
@@ -231,8 +232,8 @@ fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether [`PIPE_BUF`] bytes can be written without waiting: poll(2) says so of a pipe if there is room for as
-/// many.
+/// Returns whether [`PIPE_BUF`] bytes can be written without waiting: poll(2) reports a pipe as writable only if it
+/// has room for that many.
 pub(crate) fn is_writable(output: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(output, PollFlags::POLLOUT)];
     matches!(poll(&mut fds, PollTimeout::ZERO), Ok(1))

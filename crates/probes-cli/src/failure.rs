@@ -44,7 +44,7 @@ pub(crate) enum Failure {
         error: Error,
         /// What the user can do.
         hint: String,
-        /// Whether that does not stop the process.
+        /// Whether undoing it stops no thread (-live).
         is_live: bool,
     },
     /// The changes of these probes were not undone, though the others were; and which command undoes them.
@@ -165,14 +165,14 @@ impl Failure {
         match self {
             Failure::Usage(error) => Some(error.hint()),
             Failure::Target(operand, error) => hint::of(error, operand),
-            // It is about no process.
+            // The error is about no process.
             Failure::Survey(error) => hint::of(error, &CommandTarget::Process(0)),
             Failure::NotUndone {
                 error,
                 hint,
                 is_live,
             } if error.is_transient() => {
-                // An update of another tool has to be waited for even so.
+                // -live, too, has to wait for an update of another tool.
                 let at_once = if error.is_being_updated() || *is_live {
                     ""
                 } else {

@@ -39,7 +39,7 @@ pub(crate) struct InterruptibleOutput {
     /// Standard output, if it is a terminal.
     terminal: Option<File>,
     output_was_read: bool,
-    /// What there was no room for when the deadline came.
+    /// The bytes that did not fit when the deadline came.
     rest: Vec<u8>,
 }
 
@@ -90,7 +90,7 @@ impl InterruptibleOutput {
                 "what was not written is lost, unless it follows here; -for ends a command without cutting its answer off",
             );
         }
-        // Even a write of nothing would empty the file of -o, also if the command has failed.
+        // An empty write would empty the file of -o, even if the command has failed.
         let written = if self.rest.is_empty() {
             Ok(())
         } else {

@@ -30,8 +30,8 @@ pub(crate) enum MessageForm {
     Json,
 }
 
-/// Writes messages to standard error: in JSON, an object each; in text, a line each, and others for a place in what was
-/// typed and for a hint.
+/// Writes messages to standard error: in JSON, an object each; in text, a line each, followed by lines that show a
+/// place in what was typed, and by a line for the hint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Messages {
     level: Level,
@@ -104,7 +104,7 @@ impl Messages {
         self.write(MessageKind::Note, message, None);
     }
 
-    /// The same, if that is a field of the answer where programs read it.
+    /// Same as [`Messages::note`], but in text only: in JSON, a field of the answer says it.
     pub(crate) fn note_to_people(&self, message: &str) {
         if self.form == MessageForm::Text {
             self.note(message);
@@ -122,7 +122,7 @@ impl Messages {
         self.write_marked(kind, message, "", hint);
     }
 
-    /// The same; in text, the lines `marked` follow the message, which show a place in what was typed.
+    /// Same as `write`. In text, the lines `marked`, which show a place in what was typed, follow the message.
     fn write_marked(&self, kind: MessageKind<'_>, message: &str, marked: &str, hint: Option<&str>) {
         let (level, start) = match kind {
             MessageKind::Error(_) => (Level::Errors, "ocaml-probes: "),
@@ -147,8 +147,8 @@ impl Messages {
         };
         status_line::erase();
         for line in lines {
-            // Each line by one write, because a traced program may write to the same place. If standard
-            // error is closed, there is no place to report that.
+            // One write for each line, because a traced program may write to the same place. If standard error is
+            // closed, there is no place to report that.
             let _ = stderr().write_all(line.as_bytes());
         }
     }

@@ -16,10 +16,10 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// How long work goes on before it is shown; most work is done by then.
 const DELAY: Duration = Duration::from_millis(500);
 
-/// A line on standard error that is written again and again. It is gone when this is dropped.
+/// A line on standard error that is rewritten again and again, and erased when this is dropped.
 ///
-/// Not by indicatif: version 0.18 fills the line with spaces, so that the `^C` of a terminal is written on the next
-/// line, and clears only that one.
+/// indicatif is not used: version 0.18 fills the line with spaces, so that the `^C` of a terminal is written on the
+/// next line, and clears only that one.
 #[derive(Debug)]
 pub(crate) struct Progress {
     written: Option<Instant>,
@@ -37,7 +37,7 @@ impl Progress {
         self.update_by(|| line.to_owned());
     }
 
-    /// The same; the line is made only if it is needed.
+    /// Same as [`Progress::update`]; the line is made only if it is needed.
     pub(crate) fn update_by(&mut self, line: impl FnOnce() -> String) {
         if self.written.is_some_and(|it| it.elapsed() < INTERVAL) {
             return;
@@ -53,7 +53,7 @@ impl Drop for Progress {
     }
 }
 
-/// Work that cannot say how far it is: a line says that it goes on.
+/// Work whose progress is unknown: a line says how long it has taken.
 #[derive(Debug)]
 pub(crate) struct LongWork {
     is_done: Option<Sender<()>>,
@@ -66,7 +66,7 @@ impl LongWork {
         let mut progress = Progress::begin(messages)?;
         let (is_done, done) = channel();
         let begun = Instant::now();
-        // Signals are for the thread that works, which may have blocked them.
+        // The new thread blocks signals: they are for the thread that works, which may have blocked them.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
         let thread = Builder::new().spawn(move || {
             let mut wait = DELAY;
@@ -76,7 +76,7 @@ impl LongWork {
                 progress.update(&format!("{what}: {seconds:.1} s"));
             }
         });
-        // It was this thread's mask.
+        // Cannot fail: this was the thread's mask before.
         let _ = before.thread_set_mask();
         Some(LongWork {
             is_done: Some(is_done),
@@ -90,7 +90,7 @@ impl Drop for LongWork {
     fn drop(&mut self) {
         drop(self.is_done.take());
         if let Some(thread) = self.thread.take() {
-            // It does not panic.
+            // The thread does not panic.
             let _ = thread.join();
         }
     }

@@ -5,7 +5,7 @@ use probes_lib::{Expression, Keys, Linear, Observation};
 /// How many keys are shown without `-top`.
 const SHOWN: usize = 20;
 
-/// A value of `-by`: maybe the pid, and maybe what is asked at each hit; or the stack.
+/// A value of `-by`: the stack; or the pid, expressions, or both.
 #[derive(Clone, Debug)]
 pub(crate) struct ByKeys {
     pub(crate) by_pid: bool,
@@ -22,7 +22,7 @@ pub(crate) struct CountedBy {
 }
 
 impl CountedBy {
-    /// By name, and all are shown: what hits of several processes are counted by without `-by`.
+    /// By name, with all names shown: the default for several processes.
     pub(crate) fn by_name() -> CountedBy {
         CountedBy {
             by: ByKeys {
@@ -60,12 +60,12 @@ impl CountedBy {
         self.by.by_stack
     }
 
-    /// Whether anything is asked at each hit.
+    /// Whether any key is an expression.
     pub(crate) fn has_expressions(&self) -> bool {
         self.by.keys.is_some()
     }
 
-    /// The keys as they were typed; `probe` is the last one if nothing is asked at each hit.
+    /// The keys as they were typed; `probe` is the last one if none is an expression.
     pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
         let pid = self.by.by_pid.then_some("pid");
         let keys = self.by.keys.iter();
@@ -83,7 +83,7 @@ impl CountedBy {
         self.top.unwrap_or(SHOWN)
     }
 
-    /// Refuses `-top`, if the answer has lines of names, all of which are shown, and none of keys.
+    /// Refuses `-top`, for an answer whose lines are not those of keys: all of them are shown.
     pub(crate) fn refuse_top(&self) -> Result<(), String> {
         match self.top {
             Some(_) => {

@@ -1,5 +1,5 @@
-//! [`Replacement`]: a temporary file beside another, whose place it takes once it is whole. Until then, the other one is as it was, also
-//! if the disk is full or the tool is killed.
+//! [`Replacement`]: a temporary file beside another, which replaces the other once it is complete. Until then, the
+//! other file is unchanged, even if the disk is full or the tool is killed.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -9,10 +9,10 @@ use std::process;
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 
-/// How many names are tried: those of others, killed before they were done, may be there.
+/// How many more names are tried if one is taken, by the file of a tool that was killed.
 const MAX_NAMES: u32 = 16;
 
-/// A file that is to take the place of another. It is removed when this is dropped, unless it has.
+/// A file that is to replace another. It is removed when this is dropped, unless it has replaced the other.
 ///
 /// Signals are blocked meanwhile, so that none ends the tool before the file is removed. SIGKILL leaves it.
 #[derive(Debug)]
@@ -26,19 +26,19 @@ pub(crate) struct Replacement {
 }
 
 impl Replacement {
-    /// Makes a file beside a regular one, with its permissions and its owner. `None` if it could not take the place of the other: that has
-    /// other names, or no file of its owner can be made in its directory.
+    /// Makes a file beside `path`, with the permissions and the owner of the file there. `None` if it cannot replace
+    /// that file: it is not regular, or has other names, or no file of its owner can be made in its directory.
     ///
     /// # Errors
     ///
     /// If there is no room for it.
     pub(crate) fn begin(path: &Path) -> io::Result<Option<Replacement>> {
-        // A symbolic link stays one.
+        // Resolved, so that a symbolic link stays one.
         let found = fs::canonicalize(path).and_then(|it| Ok((fs::metadata(&it)?, it)));
         let (old, replaced) = match found {
             Ok((old, _)) if !old.is_file() || old.nlink() > 1 => return Ok(None),
             Ok((old, replaced)) => (Some(old), replaced),
-            // It has been removed since it was opened.
+            // The file was removed after it was opened.
             Err(error) if error.kind() == ErrorKind::NotFound => (None, path.to_owned()),
             Err(error) => return Err(error),
         };
@@ -77,14 +77,14 @@ impl Replacement {
         self.file.write_all(bytes)
     }
 
-    /// The file is whole: it takes the place of the other one.
+    /// The file is complete: it replaces the other one.
     ///
     /// # Errors
     ///
     /// If it cannot be written to its end after all: some file systems say only now that they are full.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         match self.file.sync_all() {
-            // Not every file system can.
+            // Not every file system can sync.
             Err(error) if error.kind() != ErrorKind::InvalidInput => return Err(error),
             _ => {}
         }
@@ -97,7 +97,7 @@ impl Replacement {
 impl Drop for Replacement {
     fn drop(&mut self) {
         if !self.has_replaced {
-            // If that fails, so has what would be said of it.
+            // If this fails, the file is left.
             let _ = fs::remove_file(&self.temporary);
         }
         unblock(self.blocked.take());
@@ -123,7 +123,7 @@ fn make_beside(path: &Path) -> io::Result<(File, PathBuf)> {
 /// Restores the signals that a thread blocks.
 fn unblock(before: Option<SigSet>) {
     if let Some(before) = before {
-        // It was this thread's mask.
+        // Cannot fail: this was the thread's mask before.
         let _ = before.thread_set_mask();
     }
 }

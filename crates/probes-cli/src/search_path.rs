@@ -13,7 +13,8 @@ pub(crate) fn path_of(program: &Path) -> PathBuf {
     look_up(program).unwrap_or_else(|| program.to_owned())
 }
 
-/// Looks a program up in PATH, as execvp(3) does: a file that may not be executed is passed over. A path with a slash is returned as it is.
+/// Looks a program up in PATH, as execvp(3) does: a file that may not be executed is passed over. A path with a slash
+/// is returned as it is.
 pub(crate) fn look_up(program: &Path) -> Option<PathBuf> {
     if program.as_os_str().as_encoded_bytes().contains(&b'/') {
         return Some(program.to_owned());

@@ -50,7 +50,8 @@ impl TerminationSignals {
         TerminationSignals::block_and_pass_on(None)
     }
 
-    /// The same, and passes them on to a program that we have started, as [`is_for_program`] says. It must not have been reaped.
+    /// Same as [`TerminationSignals::block`], and passes the signals on to a program that we have started, as
+    /// [`is_for_program`] says. The program must not have been reaped.
     pub(crate) fn block_and_pass_on(program: Option<i32>) -> Result<TerminationSignals, Failure> {
         let ignored = ignored_signals();
         let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;
@@ -118,7 +119,7 @@ impl TerminationSignals {
                     PollFd::new(output, PollFlags::POLLOUT),
                 ];
                 match poll(&mut fds, timeout) {
-                    // Also if it cannot be written any more: the write then says why.
+                    // True also if nothing can be written any more: the write then says why.
                     Ok(_) | Err(Errno::EINTR) => Ok(fds[1].any() == Some(true)),
                     Err(errno) => Err(Failure::System("write", errno.into())),
                 }
@@ -144,7 +145,7 @@ impl TerminationSignals {
         self.wait_for(&mut RunningProcesses::of(targets)?, duration)
     }
 
-    /// The same, or until one of `others` is readable.
+    /// Same as [`TerminationSignals::wait_for`], or until one of `others` is readable.
     pub(crate) fn wait_or_read<'f>(
         &self,
         running: &mut RunningProcesses,
@@ -154,7 +155,7 @@ impl TerminationSignals {
         self.wait_until(running, &others.collect::<Vec<_>>(), duration)
     }
 
-    /// The same, of processes that are waited for again and again.
+    /// Same as [`TerminationSignals::wait`], for processes that are waited for repeatedly.
     pub(crate) fn wait_for(
         &self,
         running: &mut RunningProcesses,
@@ -263,11 +264,12 @@ fn pass_on(signal: &ReceivedSignal, program: Pid) {
     }
 }
 
-/// Whether a signal that has reached us is to be passed on to the program that we have started: not if it has the signal itself, as the
-/// kernel sends those of the terminal to both, or has sent it. `own` are our pid and that of the program.
+/// Whether a signal that has reached us is to be passed on to the program that we have started. Not if the program
+/// has sent it, or has received it as well: the kernel sends the terminal's signals to both. `own` are our pid and
+/// that of the program.
 ///
-/// A signal does not say whether kill(2) sent it to us or to our whole process group. If in doubt it is passed on: the program
-/// getting a signal twice is better than losing one that only we received.
+/// A signal does not say whether kill(2) sent it to us or to our whole process group. If in doubt, it is passed on:
+/// it is better if the program gets a signal twice than if it misses one that only we received.
 pub(crate) fn is_for_program(signal: &ReceivedSignal, own: [i32; 2], leads_session: bool) -> bool {
     // sigaction(2): the kernel's own codes are positive.
     if signal.code > 0 {
@@ -290,7 +292,7 @@ pub(crate) fn block_all() -> Result<(), Failure> {
     blocked.map_err(|errno| Failure::System("block signals", errno.into()))
 }
 
-/// Longer waits are several.
+/// The longest single wait: a longer one is split.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 24);
 
 /// Rounded up, so that poll(2) is not called again and again in the last millisecond.

@@ -101,7 +101,7 @@ pub(crate) enum Place<'c> {
     Flag(&'c Command),
     /// The value of this flag, from this byte of the word on.
     Value(&'c Arg, usize),
-    /// What a command takes that is no flag.
+    /// An operand of a command.
     Operand(&'c Arg),
     /// A word after `--`.
     Program,
@@ -112,8 +112,8 @@ pub(crate) enum Place<'c> {
 /// A flag with the value that it was given.
 pub(crate) type Given<'c> = (&'c Arg, OsString);
 
-/// Reads the words of a command line, the last of which is not complete yet: what that one can be, and the values of
-/// the flags before it. The first word is the program; words that make no sense are passed over.
+/// Reads the words of a command line whose last word is not complete yet. Returns what that word can be, and the
+/// values of the flags before it. The first word is the program; words that make no sense are passed over.
 pub(crate) fn place<'c>(root: &'c Command, words: &[OsString]) -> (Place<'c>, Vec<Given<'c>>) {
     let mut given = Vec::new();
     let Some((last, before)) = words.split_last() else {
@@ -298,7 +298,7 @@ pub(crate) fn is_number(word: &str) -> bool {
     !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// What the words of a command that are not flags are.
+/// The operand of a command, if it takes any.
 fn operand(command: &Command) -> Option<&Arg> {
     command.get_positionals().next()
 }
