@@ -33,7 +33,7 @@ pub(super) fn as_function(name: &str, operand: &CommandTarget) -> Option<String>
     if found.iter().all(is_site) {
         return None;
     }
-    // What a program that is started has in place of commands.
+    // For a program that is to be started, flags of `trace` replace the commands.
     let [counts, times] = match operand {
         CommandTarget::Program(_) => ["trace -count", "trace -latency"],
         _ => ["count", "latency"],

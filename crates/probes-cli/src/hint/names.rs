@@ -103,7 +103,7 @@ pub(super) fn of_function(kind: &FunctionError, operand: &CommandTarget) -> Opti
         FunctionError::NoneAt { .. } => {
             format!("`{list} -functions` lists the addresses of its functions")
         }
-        // That command itself has found none.
+        // `list -provider any` itself has found none.
         FunctionError::NoUsdt { glob, .. } if glob == "*:*" => return None,
         FunctionError::NoUsdt { is_ocamls: true, .. } => {
             "give -probe NAME for a probe of OCaml; -usdt is for those of other providers".to_owned()

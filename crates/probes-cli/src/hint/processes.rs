@@ -95,11 +95,11 @@ fn with_pid_inside(pid: i32) -> Vec<String> {
     known.collect()
 }
 
-/// `attach`: whether the process was already running, and not started by us. `is_attach`: whether the command is
+/// `was_running`: whether the process was already running, and not started by us. `is_attach`: whether the command is
 /// `attach`, whose -live does not use ptrace.
-pub(super) fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Option<String> {
+pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> Option<String> {
     let hint = match denial {
-        Denial::Yama { scope: 1 } if attach => {
+        Denial::Yama { scope: 1 } if was_running => {
             "use sudo, or start the program with `trace`, or let it call \
              prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)"
                 .to_owned()
@@ -163,7 +163,7 @@ pub(super) fn of_denial(denial: &Denial, attach: bool, is_attach: bool) -> Optio
     Some(hint)
 }
 
-/// What a suggested command that tries again what failed with this error has to begin with: `sudo ` if root may do it.
+/// The prefix of a suggested command that repeats what failed with this error: `sudo ` if root may do it.
 pub(crate) fn sudo_after(error: &Error) -> &'static str {
     match error.kind() {
         ErrorKind::Process(ProcessError::Denied { denial, .. }) if is_overcome_by_root(denial) => {
