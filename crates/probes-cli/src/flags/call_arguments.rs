@@ -1,11 +1,11 @@
-//! `-args N`: how many arguments are shown of functions of which it is not known how many they have.
+//! `-args N`: how many arguments to show of a function whose number of arguments is unknown.
 
 use probes_lib::Observation;
 
 /// The most arguments of a call that are shown.
 const MAX_ARGUMENTS: u8 = 6;
 
-// How many unknown arguments are shown.
+// How many arguments are shown if their number is unknown.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct CallArgumentsFlag {
     /// Show N arguments of functions with an unknown number of them
@@ -14,7 +14,7 @@ pub(crate) struct CallArgumentsFlag {
 }
 
 impl CallArgumentsFlag {
-    /// Returns an error if it is given, although what it `needs` is not.
+    /// Refuses the flag: what it `needs` is not given.
     pub(crate) fn refuse_without(self, needs: &str) -> Result<(), String> {
         match self.args {
             None => Ok(()),

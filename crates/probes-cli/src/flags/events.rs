@@ -63,7 +63,7 @@ fn event(typed: &str) -> Result<EventArgument, String> {
     Ok(EventArgument { typed, glob })
 }
 
-/// Refuses flags that mean nothing for runtime events beside -events.
+/// Refuses flags that have no meaning beside -events.
 pub(super) fn refuse_beside_events(matches: &ArgMatches) -> Result<(), String> {
     let is_given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
     if !is_given(EVENTS) {

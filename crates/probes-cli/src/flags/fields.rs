@@ -25,7 +25,7 @@ impl Flags for FieldFlags {
     }
 }
 
-/// Refuses to choose fields of JSON objects, which have all.
+/// Refuses chosen fields with JSON, whose objects have all fields.
 pub(crate) fn refuse_fields_in_json(
     command: &'static str,
     fields: Option<&[Field]>,

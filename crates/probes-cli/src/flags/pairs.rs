@@ -93,7 +93,7 @@ impl Flags for PairFlags {
 }
 
 impl PairFlags {
-    /// Checks them. `beside`: whether other flags of the command name pairs, which -key is for as well.
+    /// Checks the flags. `beside`: whether other flags of the command name pairs, to which -key applies as well.
     pub(crate) fn check_beside(self, beside: bool) -> Result<Pairs, String> {
         each_once("-pair", &self.pairs)?;
         if self.key.is_given() && self.pairs.is_empty() && !beside {

@@ -33,7 +33,7 @@ struct PidOrProgram {
     prog: Option<PathBuf>,
 }
 
-/// What was given of the two.
+/// The one of the two that was given.
 pub(crate) enum LookedAt<'f> {
     Process(i32),
     Program {

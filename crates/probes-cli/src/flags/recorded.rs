@@ -121,7 +121,8 @@ impl Recorded {
     pub(crate) fn observation(&self) -> Observation {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
-        // Those that -probe or -regexp selects are watched already; that a pair has a probe that is missing is noticed all the same.
+        // Probes that -probe or -regexp selects are watched already. If a probe of a pair is missing, that is noticed
+        // all the same.
         let ends = self.pairs.iter().flat_map(|pair| [&pair.start, &pair.stop]);
         let ends = ends.filter(|end| !self.has_probe(end));
         let until = self.until.iter().filter(|until| {
@@ -131,7 +132,7 @@ impl Recorded {
         let names: BTreeSet<&String> = ends.chain(until).collect();
         let names = names.into_iter().map(Selector::name);
         let observation = names.fold(observation, Observation::watch);
-        // Also timed in the process, where it is seen if pairs interleave.
+        // Pairs are timed in the process, too: there it is seen if they interleave.
         let observation = self.pairs.add_to(observation).with_pair_keys();
         self.calls
             .add_to(observation, &self.functions)

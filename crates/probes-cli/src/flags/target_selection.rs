@@ -84,7 +84,8 @@ impl TargetSelection {
         Ok(pids)
     }
 
-    /// Whether an answer about the processes `pids` has the form of one about several: there are several, or may be.
+    /// Whether an answer about the processes `pids` has the form for several processes: there are several, or there
+    /// may be.
     pub(crate) fn is_of_several(&self, pids: &[i32], forked: ForkedFlag) -> bool {
         self.is_by_name() || forked.follow || pids.len() > 1
     }

@@ -96,7 +96,7 @@ impl super::Flags for HistogramSourceFlags {
     }
 }
 
-/// Reads what histograms are made of. Those of times are made by other commands.
+/// Reads what histograms are made of. Refuses times: other commands make their histograms.
 fn measured(typed: &str) -> Result<Expression, Box<dyn Error + Send + Sync>> {
     let of = expression(typed)?;
     match of.place_of_time() {

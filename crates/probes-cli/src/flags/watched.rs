@@ -85,7 +85,7 @@ impl Flags for WatchedFlags {
 }
 
 impl CallFlags {
-    /// Returns an error if one of them is given, although what it `needs` is not.
+    /// Refuses these flags: what they need (`needs`) is not given.
     pub(crate) fn refuse_without(self, needs: &str) -> Result<(), String> {
         self.arguments.refuse_without(needs)?;
         if self.results {
@@ -115,7 +115,7 @@ impl CallFlags {
         Ok(())
     }
 
-    /// How many arguments are shown where that is not known.
+    /// How many arguments are shown if their number is unknown.
     pub(crate) fn arguments(self) -> CallArgumentsFlag {
         self.arguments
     }
