@@ -95,7 +95,7 @@ impl Args {
     /// Why a process could not be opened or changed.
     fn failure(&self, pid: i32, error: Error) -> Failure {
         if self.follow {
-            // Following cannot do without ptrace.
+            // -follow needs ptrace.
             Failure::of_process(pid)(error)
         } else {
             Failure::of_attached(pid)(error)

@@ -54,8 +54,8 @@ fn shell(typed: &str) -> Result<Shell, String> {
     }
 }
 
-/// `definition` takes the words of a command line, and returns clap's definition of it, with all flags of the subcommand that
-/// they name.
+/// `definition` takes the words of a command line, and returns clap's definition of it, with all flags of the
+/// subcommand that the words name.
 pub(super) fn run(
     args: &Args,
     definition: fn(&[OsString]) -> clap::Command,

@@ -318,7 +318,7 @@ impl<'t> Counting<'t> {
         outcome.finish(messages)
     }
 
-    /// The hits since the last interval that was shown, so that those of the intervals add up to all hits.
+    /// The hits since the last interval that was shown: the intervals then add up to all hits.
     fn rest(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
         let shown = self.shown.as_ref().filter(|_| !self.is_redrawn);
         let Some((before, at)) = shown.filter(|(_, at)| *at < lasted) else {

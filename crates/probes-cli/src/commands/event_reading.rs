@@ -1,5 +1,5 @@
-//! What `watch -events`, `count -events` and `hist -events` have in common: they read the runtime events of a process for a time, and
-//! show them periodically.
+//! What `watch -events`, `count -events` and `hist -events` have in common: they read the runtime events of a process
+//! for a time, and show them periodically.
 
 use std::time::{Duration, Instant};
 
@@ -87,8 +87,8 @@ impl<'r> EventRequest<'r> {
         })
     }
 
-    /// Reads events from now on, and shows them at the intervals of `display`, until the time is over, a signal arrives, the
-    /// process writes no more events, or the view ends it; then shows the final text of the view.
+    /// Reads events from now on, and shows them at the intervals of `display`, until the time is over, a signal
+    /// comes, the process writes no more events, or the consumer has enough; then shows the final text.
     pub(super) fn run(
         &self,
         view: &mut impl EventConsumer,
@@ -139,7 +139,7 @@ impl<'r> EventRequest<'r> {
         failures.finish(messages)
     }
 
-    /// Opens the events; switches them on, if they are not, for which it waits for at most `end`.
+    /// Opens the events. If they are off, switches them on, and waits for at most `end` until they are on.
     fn open(
         &self,
         end: Duration,

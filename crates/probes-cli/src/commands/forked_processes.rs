@@ -18,19 +18,20 @@ use crate::output::WarningKind;
 /// How often processes are looked for, at most.
 const INTERVAL: Duration = Duration::from_millis(200);
 
-/// How many times as long as a look it is to the next one at least: a process may have thousands of threads.
+/// The time from one search to the next is at least this many times as long as a search: a process may have thousands
+/// of threads.
 const REST: u32 = 20;
 
 /// The processes that observed ones have forked.
 #[derive(Default)]
 pub(super) struct ForkedProcesses {
-    /// Those that are, or were, observed by themselves, or could not be.
+    /// Forked processes that are or were observed by themselves, or could not be.
     observed_separately: HashSet<i32>,
-    /// Those whose hits the observation of another one records.
+    /// Forked processes whose hits are recorded by the observation of another process.
     recorded: Vec<ForkedProcess>,
-    /// The observed ones that have exited, and were looked at since: their pids.
+    /// The pids of observed processes that have exited, and whose forked processes were looked for since.
     exited: HashSet<i32>,
-    /// When they are looked for again; `None` before the first time.
+    /// When to look for forked processes again; `None` before the first time.
     next: Option<Instant>,
 }
 
@@ -38,9 +39,10 @@ pub(super) struct ForkedProcesses {
 #[derive(Clone, Copy)]
 pub(super) struct ForkedProcess {
     pub(super) pid: i32,
-    /// The index of that one among those that are observed.
+    /// The index, among the observed processes, of the one that records its hits, or else of the one that it descends
+    /// from.
     pub(super) parent: usize,
-    /// Whether it was there when the process that has forked it began to be observed, as far as is known.
+    /// Whether it existed when its parent began to be observed, as far as is known.
     pub(super) was_there: bool,
     /// Whether its hits were not recorded until now.
     pub(super) is_late: bool,
@@ -50,7 +52,7 @@ pub(super) struct ForkedProcess {
 pub(super) struct Parent<'p> {
     pub(super) target: &'p Target,
     pub(super) observer: &'p Observer,
-    /// Whether it can be read no more.
+    /// Whether it cannot be read any more.
     pub(super) has_ended: bool,
 }
 
@@ -62,8 +64,8 @@ impl Parent<'_> {
 }
 
 impl ForkedProcesses {
-    /// Returns the processes that are to be observed by themselves from now on, each once, if it is time to look for them, or all observed
-    /// ones have ended. The observed ones have the same index each time.
+    /// Returns the processes that are to be observed by themselves from now on, each once. Looks for them only if it
+    /// is time, or if all observed processes have ended. The observed processes have the same index each time.
     pub(super) fn find<'p>(
         &mut self,
         observed: impl Iterator<Item = Parent<'p>>,
@@ -85,12 +87,12 @@ impl ForkedProcesses {
             .chain(given)
             .collect();
         for process in observed.iter().filter(|it| it.has_exited()) {
-            // The kernel may give its pid to another one.
+            // The kernel may give its pid to another process.
             skipped.remove(&process.target.pid());
         }
         let mut found = Vec::new();
-        // Also those whose own parent has exited, as a daemon's has. Nothing reads any more what an observed one that has
-        // exited has recorded.
+        // Includes processes whose own parent has exited, as a daemon's has. What an observed process that has exited
+        // has recorded is not read any more.
         for it in known {
             let parent = &observed[it.parent];
             if skipped.contains(&it.pid) || !parent.observer.records_forked(it.pid) {
@@ -116,7 +118,7 @@ impl ForkedProcesses {
                 if skipped.contains(&pid) || !seen.insert(pid) {
                     continue;
                 }
-                // The one that has forked it may be another one than this, which has forked that one.
+                // Another observed process, which this one has forked, may have forked it, and record it.
                 let mut others = observed.iter().enumerate();
                 let recorder =
                     others.find(|(_, it)| !it.has_ended && it.observer.records_forked(pid));
@@ -140,8 +142,8 @@ impl ForkedProcesses {
         found
     }
 
-    /// Restores those that an observed process which has exited has recorded: the removal of the others restores what these have forked.
-    /// Returns what fails.
+    /// Restores the processes that were recorded by an observed process which has exited. If the recording process
+    /// still runs, the removal of its observation restores them. Returns the failures.
     pub(super) fn restore<'p>(
         &self,
         observed: impl Iterator<Item = Parent<'p>>,
@@ -156,7 +158,7 @@ impl ForkedProcesses {
         self.recorded.iter().filter_map(restore).collect()
     }
 
-    /// Those that are, or were, observed by themselves, or could not be.
+    /// Forked processes that are or were observed by themselves, or could not be.
     pub(super) fn observed_separately(&self) -> &HashSet<i32> {
         &self.observed_separately
     }
@@ -184,7 +186,7 @@ pub(super) fn warn_of_late_start(messages: &Messages, pid: i32, parent: i32) {
     );
 }
 
-/// The options for a process that an observed one has forked: another tool may observe that one.
+/// The options for a forked process: if another tool observes it already, that tool is not replaced.
 pub(super) fn without_take_over(options: Options) -> Options {
     Options {
         take_over: false,

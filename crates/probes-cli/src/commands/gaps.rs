@@ -37,7 +37,7 @@ impl Gaps {
         gaps
     }
 
-    /// The same, but for these forked processes, which have an observation of their own.
+    /// The same gaps, without those of forked processes that have an observation of their own.
     pub(super) fn without_separate(self, observed_separately: &HashSet<i32>) -> Gaps {
         Gaps {
             observed_separately: observed_separately.clone(),
@@ -127,7 +127,7 @@ fn loaded_caution(files: &[PathBuf]) -> Option<String> {
     ))
 }
 
-/// Says which forked processes something is missing of.
+/// Names the forked processes of which hits or times are missing or wrong.
 fn forked_caution(forked: &ForkedChildren, observed_separately: &HashSet<i32>) -> Option<String> {
     let pids = forked
         .pids()

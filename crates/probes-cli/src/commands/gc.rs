@@ -139,8 +139,8 @@ pub(super) fn is_without_events(why: &Error) -> bool {
     )
 }
 
-/// Opens the events of a process with `open`, reads them until the end, and prints what they add up to: since it was `started`, if it
-/// was, or else since they were opened.
+/// Opens the events of a process with `open`, reads them until the end, and prints what they add up to: since the
+/// program was `started`, if the command has started it, or else since they were opened.
 fn read(
     args: &Args,
     target: &Target,
@@ -173,7 +173,7 @@ fn read(
     let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
     failures.add(ended.map(|end| end.note(started.is_some(), &output.messages)));
     let seconds = begun.elapsed();
-    // What was under way when a process exits never ends.
+    // A pause that was under way when the process exited never ends.
     let until = if target.has_exited() {
         0
     } else {

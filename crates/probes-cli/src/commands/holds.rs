@@ -103,7 +103,7 @@ pub(super) fn say_who_holds(messages: &Messages, pid: i32, holders: &Holders) {
     warn_of_dead(messages, pid, holders);
 }
 
-/// Warns of dead holders, at once of those that have the same hint, and of records that cannot be read.
+/// Warns of dead holders, once for all that have the same hint, and of records that cannot be read.
 pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
     let dead = holders.list.iter().filter(|holder| !holder.tool.is_alive);
     let mut by_hint: BTreeMap<String, Vec<&Holder>> = BTreeMap::new();

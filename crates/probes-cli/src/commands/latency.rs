@@ -313,8 +313,8 @@ struct ShownSlowPairs {
     pending: PendingSlowPairs,
     /// How many frames of their stacks are shown at most, if they are.
     frames: Option<usize>,
-    /// Whether the next reading takes the times of all processes, too: only then are pairs shown, as these tell whether they
-    /// can be trusted.
+    /// Whether the next reading includes the times of all processes. Slow pairs are shown only then, because the
+    /// times tell whether they can be trusted.
     are_times_read: bool,
     /// When the times were shown last.
     times_shown_at: Duration,

@@ -182,7 +182,7 @@ fn list_functions(
     let wanted: Vec<_> = wanted.collect();
     let selected = functions.select(&wanted).map_err(&failed)?;
     let listing = FunctionListing::of(&functions, &selected, args.pid, args.paths.form());
-    // No line is written beside its own.
+    // Erases its line before others are written.
     drop(reading);
     let messages = &output.messages;
     for object in functions.objects() {

@@ -1,6 +1,6 @@
-//! What the commands that observe one process for a time have in common (`count`, `gc`, `hist`, `latency`, `record`, `watch`): the
-//! process is read periodically, and in the end the observation is removed, also after an error. If the removal fails, the
-//! command fails with that error.
+//! What the commands that observe one process for a time have in common (`count`, `gc`, `hist`, `latency`, `record`,
+//! `watch`): the process is read periodically, and in the end the observation is removed, also after an error. If the
+//! removal fails, the command fails with that error.
 
 use std::iter;
 use std::slice;
@@ -61,7 +61,7 @@ impl<'o> ObservationLoop<'o> {
         })
     }
 
-    /// The same, with the observer that `observe` returns.
+    /// Same as [`ObservationLoop::begin`], with the observer that `observe` returns.
     pub(super) fn begin_by(
         target: &Target,
         duration: Option<Duration>,
@@ -72,7 +72,7 @@ impl<'o> ObservationLoop<'o> {
         ObservationLoop::with_observer(target, None, duration, output, observe)
     }
 
-    /// Goes on with the observation of a program that was started with it.
+    /// Continues the observation of a program that was started under observation.
     pub(super) fn of(
         target: &Target,
         observer: Observer,
@@ -256,7 +256,8 @@ impl<'o> ObservationLoop<'o> {
     }
 }
 
-/// Observes a process by `observe`. Notes how long that has stopped it, and whether it is in a job control stop.
+/// Observes a process by `observe`. Notes how long that stopped the process, and whether the process is in a job
+/// control stop.
 pub(super) fn observe_by(
     target: &Target,
     messages: &Messages,
@@ -280,7 +281,7 @@ pub(super) fn observe_by(
     Ok(observer)
 }
 
-/// Notes at which sites of USDT probes another tool must not begin meanwhile.
+/// Notes the sites of USDT probes that no other tool may begin to trace meanwhile.
 pub(super) fn note_sites_without_nop(messages: &Messages, observer: &Observer) {
     let mut sites: Vec<&str> = observer.sites_without_nop().map(|(name, _)| name).collect();
     sites.sort_unstable();
@@ -292,8 +293,8 @@ pub(super) fn note_sites_without_nop(messages: &Messages, observer: &Observer) {
     }
 }
 
-/// Says what is missing of a process that was observed for `lasted`, and then has exited or executed a program. `subject` says
-/// which.
+/// Warns of the hits that are missing of a process that has exited or exec'd after it was observed for `lasted`.
+/// `subject` says which of the two.
 pub(super) fn warn_of_unread_end(
     messages: &Messages,
     subject: &str,
@@ -336,8 +337,8 @@ pub(super) fn next_reading(at: Duration) -> Duration {
     }
 }
 
-/// How much of a processor a reading has taken since it `began`; nothing if the processes have to be read at all times,
-/// however long that takes.
+/// How much processor time a reading has taken since it `began`; zero if the processes have to be read at every
+/// interval, whatever that costs.
 pub(super) fn reading_time<'o>(
     observers: impl IntoIterator<Item = &'o Observer>,
     began: Duration,
@@ -348,9 +349,9 @@ pub(super) fn reading_time<'o>(
     thread_time().saturating_sub(began)
 }
 
-/// When a process is read after the reading `at`, which `took` so much of a processor, if readings are shown at these
-/// intervals. Those in between are as rare as it takes for them to cost less than a hundredth of a processor, but at most
-/// 0.4 s apart.
+/// When a process is read next, after the reading `at`, which `took` this much processor time, if readings are shown
+/// at the `interval`. Readings in between are so rare that they cost less than a hundredth of a processor, but at
+/// most 0.4 s apart.
 pub(super) fn reading_after(at: Duration, interval: Duration, took: Duration) -> Duration {
     let due = if at.is_zero() || interval > COUNTS_INTERVAL {
         next_reading(at)

@@ -15,10 +15,10 @@ use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::signals::{TerminationSignals, WaitEnd};
 
-/// How often it is checked whether they are on.
+/// How often it is checked whether events are on.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// How long after events were switched on the names of the program's own are there.
+/// How long to wait, once events are on, for the runtime to write the names of the program's own events.
 const NAMES_WRITTEN: Duration = Duration::from_millis(300);
 
 /// After how long the user is told that we wait for the process.
@@ -31,7 +31,7 @@ pub(super) struct OpenedEvents {
 }
 
 impl OpenedEvents {
-    /// Switches events on, if they are not; waits for at most `end` until they are.
+    /// Switches events on, if they are off, and waits for at most `end` until they are on.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl OpenedEvents {
         }
     }
 
-    /// Events that are on without us.
+    /// Events that we have not switched on.
     pub(super) fn always_on(events: RuntimeEvents) -> OpenedEvents {
         OpenedEvents {
             events,
@@ -78,8 +78,8 @@ impl OpenedEvents {
         }
     }
 
-    /// Selects events by their names. If events were just switched on, waits for the names of the program's own: the runtime writes them
-    /// a moment later.
+    /// Selects events by their names. If events were just switched on, waits for the names of the program's own
+    /// events: the runtime writes them a moment later.
     ///
     /// # Errors
     ///
@@ -96,17 +96,17 @@ impl OpenedEvents {
         }
     }
 
-    /// Returns what was missed of what the program did, because its events were off for a time; to be called before they are closed.
+    /// Returns what was missed because the events were off for a time. To be called before they are closed.
     pub(super) fn missed(&self, target: &Target) -> Option<Missed> {
         if target.has_exited() {
             return self.missed_meanwhile();
         }
-        // Of a program without symbols, only its events tell.
+        // If the program has no symbols, only its events tell whether they are paused.
         let are_paused = self.switched.is_none() && self.events.are_paused();
         match target.check_events() {
             Ok(true) if !are_paused => self.missed_meanwhile(),
             Err(error) if error.is_program_gone() => self.missed_meanwhile(),
-            // That could not be found out, because too many files are open, for example.
+            // Not known: too many files are open, for example.
             Err(error) if matches!(error.kind(), ErrorKind::System(_)) => self.missed_meanwhile(),
             checked => Some(Missed::UntilNow {
                 can_be_switched_on: matches!(checked, Ok(false)),
@@ -114,7 +114,7 @@ impl OpenedEvents {
         }
     }
 
-    /// Returns whether the program has paused them, and resumed them.
+    /// Returns [`Missed::Meanwhile`] if the program has paused and resumed its events.
     pub(super) fn missed_meanwhile(&self) -> Option<Missed> {
         (self.events.resumed() > 0).then_some(Missed::Meanwhile)
     }
@@ -127,7 +127,7 @@ impl OpenedEvents {
         }
     }
 
-    /// Does the same after a failure, which is returned.
+    /// Same as [`OpenedEvents::close`], after a failure, which is returned.
     pub(super) fn close_after(
         mut self,
         failure: Failure,
@@ -151,12 +151,12 @@ impl OpenedEvents {
     }
 }
 
-/// When events were off that had been on.
+/// When events were off after they had been on.
 #[derive(Clone, Copy)]
 pub(super) enum Missed {
     /// For a time: the program has paused and resumed them.
     Meanwhile,
-    /// They are off still: another tool had switched them on, or the program has paused them.
+    /// They are still off: another tool had switched them on, or the program has paused them.
     UntilNow { can_be_switched_on: bool },
 }
 
@@ -201,7 +201,7 @@ pub(super) fn note_waiting_for_events(messages: &Messages) {
     messages.note("waiting for the process to allocate: its events are switched on then");
 }
 
-/// Returns the failure, or, if what follows it fails, too, prints it and returns the other.
+/// Returns the failure. If `then` fails, too, prints the failure, and returns that of `then`.
 fn first_or_both(failure: Failure, then: Result<(), Failure>, messages: &Messages) -> Failure {
     match then {
         Ok(()) => failure,
@@ -219,7 +219,7 @@ fn switch_off(pid: i32, switched: &mut SwitchedEvents) -> Result<(), Failure> {
     }
 }
 
-/// Waits until they are on.
+/// Waits until the events are on.
 ///
 /// # Errors
 ///

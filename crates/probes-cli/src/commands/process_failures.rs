@@ -18,7 +18,7 @@ pub(super) struct ProcessFailures {
     /// Whether messages and answers say which process they are about.
     shows_pid: bool,
     messages: Messages,
-    /// Each with the process that it is about: a step may fail, and then the one that undoes it.
+    /// The failures, each with its process. A process may have two: of a step, and of undoing it.
     list: Vec<(i32, Failure)>,
 }
 
@@ -38,7 +38,7 @@ impl ProcessFailures {
         }
     }
 
-    /// The same, whose messages say which process they are about even if there is only one: others may come later.
+    /// The same, but messages name the process even if there is only one: others may come later.
     pub(super) fn of_any_number(self) -> ProcessFailures {
         ProcessFailures {
             shows_pid: true,
@@ -46,7 +46,7 @@ impl ProcessFailures {
         }
     }
 
-    /// There is one process more.
+    /// Counts one more process.
     pub(super) fn add_process(&mut self) {
         self.total += 1;
     }
@@ -56,7 +56,7 @@ impl ProcessFailures {
         self.shows_pid
     }
 
-    /// Returns what writes messages about one of the processes.
+    /// Returns the messages about one of the processes.
     pub(super) fn messages(&self, pid: i32) -> Messages {
         self.messages.about_one(pid, !self.shows_pid)
     }
@@ -74,7 +74,8 @@ impl ProcessFailures {
         result.map_err(|failure| self.add(pid, failure)).ok()
     }
 
-    /// The same, but that a process has exited is no failure if it was selected by its name: there is one less then.
+    /// Same as [`ProcessFailures::record`], but a process that was selected by its name and has exited is no failure,
+    /// and is not counted any more.
     pub(super) fn record_unless_exited<T>(
         &mut self,
         selection: &TargetSelection,

@@ -99,11 +99,12 @@ fn processes_using(directory: &Path) -> Vec<String> {
 }
 
 impl EventsDirectory {
-    /// Makes one for a `program` that is to be started. Prints a note if that certainly writes no events itself.
+    /// Makes a directory for a `program` that is to be started. Prints a note if the program itself certainly writes
+    /// no events.
     ///
     /// # Errors
     ///
-    /// If there can be no directory.
+    /// If no directory can be made.
     pub(super) fn make(program: &Path, messages: &Messages) -> Result<EventsDirectory, Failure> {
         let checked = look_up(program).map(RuntimeEvents::check_program);
         if let Some(Err(why)) = checked {

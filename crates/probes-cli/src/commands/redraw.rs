@@ -56,7 +56,7 @@ impl RedrawnTable {
     /// may have written below it. ECMA-48: the cursor moves up by the number of lines drawn, to the start of
     /// that line, and everything from there on is erased.
     pub(super) fn erase_sequence(&mut self) -> String {
-        // Asked also if nothing is drawn: a stop before the table was drawn does not matter to it.
+        // Read even if nothing is drawn: a stop before the table was drawn does not matter.
         let was_resumed = self.was_resumed();
         match take(&mut self.lines) {
             lines if lines > 0 && !was_resumed => format!("\x1b[{lines}F\x1b[J"),

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
 
-/// A file for a picture, or for a profile in another format. It is opened before anything is observed, so that a path that cannot be
-/// written fails at once.
+/// A file for a picture, or for a profile in another format. It is opened before anything is observed, so that a path
+/// that cannot be written fails at once.
 pub(super) struct ReportFile {
     path: PathBuf,
     file: File,

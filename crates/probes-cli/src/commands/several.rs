@@ -39,7 +39,7 @@ pub(super) fn why_not_by_caller(by_pid: bool) -> &'static str {
 /// Processes that are observed.
 pub(super) struct SeveralObservations<'o> {
     each: Vec<ObservedProcess>,
-    /// Of the same processes, in the same order.
+    /// The targets of `each`, in the same order.
     targets: Vec<Target>,
     failures: ProcessFailures,
     request: ObservationRequest,
@@ -59,8 +59,8 @@ pub(super) struct ObservationRequest {
     pub(super) observation: Observation,
     pub(super) options: Options,
     pub(super) duration: Option<Duration>,
-    /// Whether the figures are those of a reading of all processes before the first is removed, so that they are of the same time;
-    /// otherwise, of what the removal of each returns.
+    /// Whether the figures are of a reading of all processes before the first observation is removed, and so of the
+    /// same time; otherwise, they are what each removal returns.
     pub(super) is_read_together: bool,
 }
 
@@ -226,7 +226,7 @@ impl<'o> SeveralObservations<'o> {
                 Ok(report) => {
                     warn_of_still_mapped(&messages, pid, report.still_mapped);
                     warn_of_unrestored(&messages, pid, &report);
-                    let gaps = gaps_but(&self.forked, &one.observer);
+                    let gaps = gaps_without_separate(&self.forked, &one.observer);
                     one.warning.update(&messages, &gaps);
                     let reading = handler.last(pid, report, lead);
                     if !are_read.contains(&pid) {
@@ -234,13 +234,13 @@ impl<'o> SeveralObservations<'o> {
                     }
                 }
                 Err(error) => match exit_or_exec(&error) {
-                    // The others are read no later than it was.
+                    // Nothing is missing: its last reading is as late as those of the others.
                     Some(_) if are_read.contains(&pid) => {}
                     Some(exit_or_exec) => {
                         let subject = format!("process {pid} {exit_or_exec}");
                         let ended = one.failed_at.unwrap_or(lasted);
                         warn_of_unread_end(&messages, &subject, one.read_at, ended);
-                        let gaps = gaps_but(&self.forked, &one.observer);
+                        let gaps = gaps_without_separate(&self.forked, &one.observer);
                         one.warning.update(&messages, &gaps);
                     }
                     None => self.failures.add(pid, Failure::of_removal(pid, error)),
@@ -277,7 +277,8 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
-    /// Reads each process once more. Returns the pids of those that were read: of the others, the removal tells what is wrong.
+    /// Reads each process once more. Returns the pids of those that were read: why others were not, the removal
+    /// tells.
     fn read_last<H: ReadingHandler>(
         &mut self,
         at: Duration,
@@ -323,7 +324,7 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
-    /// Observes processes that observed ones have forked by themselves, if that is asked for and it is time.
+    /// Observes forked processes by themselves, if that is asked for and it is time.
     fn observe_forked(&mut self, handler: &mut impl ReadingHandler) {
         let Some(forked) = &mut self.forked else {
             return;
@@ -438,8 +439,8 @@ impl<'o> SeveralObservations<'o> {
     }
 }
 
-/// What an observation misses, but for forked processes that are observed by themselves.
-fn gaps_but(forked: &Option<ForkedProcesses>, observer: &Observer) -> Gaps {
+/// What an observation misses, without the forked processes that are observed by themselves.
+fn gaps_without_separate(forked: &Option<ForkedProcesses>, observer: &Observer) -> Gaps {
     match forked {
         None => Gaps::of(observer),
         Some(forked) => Gaps::of(observer).without_separate(forked.observed_separately()),

@@ -24,7 +24,7 @@ impl StartedProgram {
         arguments: &[OsString],
         variables: impl IntoIterator<Item = (&'v str, &'v OsStr)>,
     ) -> Result<StartedProgram, Failure> {
-        // Of a program that runs then, nothing could be read.
+        // Without /proc, nothing could be read of the program.
         let checked = check_proc().map_err(|error| error.with_effect_if_none(Effect::NotStarted));
         checked.map_err(Failure::of_program(program))?;
         let mut command = Command::new(program);
@@ -43,15 +43,16 @@ impl StartedProgram {
         self.0.id() as i32
     }
 
-    /// Does not reap it: its pid stays its own.
+    /// Does not reap the program: its pid is not used again.
     pub(super) fn has_exited(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         let found = waitid(Id::Pid(Pid::from_raw(self.pid())), flags);
         !matches!(found, Ok(WaitStatus::StillAlive))
     }
 
-    /// Waits until it has exited; returns its status as ours, or 128 plus the number of the signal that killed it. If
-    /// that is 0, but what the command was to do is not complete, returns 1. Termination signals are passed on to it meanwhile.
+    /// Waits until the program has exited, and passes termination signals on to it meanwhile. Returns its status as
+    /// ours, or 128 plus the number of the signal that killed it. If that is 0, but what the command was to do is not
+    /// complete, returns 1.
     pub(super) fn wait(mut self, is_complete: bool) -> Result<ExitCode, Failure> {
         self.pass_signals_on_until_exit();
         let status = self.0.wait();
@@ -63,7 +64,7 @@ impl StartedProgram {
 
     fn pass_signals_on_until_exit(&self) {
         if let Ok(signals) = TerminationSignals::block_and_pass_on(Some(self.pid())) {
-            // It fails if the program has exited, mostly.
+            // Fails mostly because the program has exited.
             let _ = self.wait_without_reaping(&signals);
             signals.unblock();
         }

@@ -71,7 +71,8 @@ pub(super) fn retry<T>(
     }
 }
 
-/// Fails if undoing the changes of `hold` with `options` has left some probes as they are; `undone` is the report of the undoing.
+/// Fails if undoing the changes of `hold` with `options` has left some probes as they are; `undone` is the report of
+/// the undoing.
 pub(super) fn fail_unless_all_undone(
     hold: &Hold,
     options: Options,
@@ -95,7 +96,7 @@ fn by_hand(hold: &Hold, options: Options, sudo: &str, is_meant: impl Fn(&str) ->
     let live = if options.live { " -live" } else { "" };
     // A user's record does not count for a process that has become inaccessible to that user.
     if hold.unrecorded().is_none() && sudo.is_empty() {
-        // The record stays, and this command is dead then.
+        // The record stays, and this command is a dead holder once it has exited.
         return format!("`ocaml-probes attach{live} -pid {pid} -release-dead` undoes the changes");
     }
     let names = |is_wanted: fn(u16, u16) -> bool| -> Vec<&str> {

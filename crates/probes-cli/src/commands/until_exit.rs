@@ -13,7 +13,7 @@ use probes_lib::Launched;
 use super::wait::{Wait, lock};
 use crate::failure::Failure;
 
-/// What `record` is passed of the thread that waits for the program.
+/// What `record` gets from the thread that waits for the program.
 pub(super) struct Waiter {
     /// Disconnected once the program has exited.
     pub exited: Receiver<()>,
@@ -22,13 +22,13 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// Does what may trace the program. If the program stops meanwhile, we stop, too, but only when this is done: stopped
-    /// earlier, we would leave it in a ptrace-stop, from which SIGCONT does not wake it.
+    /// Does `work` that may trace the program. If the program stops meanwhile, we stop only once the work is done:
+    /// stopped earlier, we would leave the program in a ptrace-stop, from which SIGCONT does not wake it.
     pub(super) fn trace<T>(&self, work: impl FnOnce() -> T) -> T {
         let guard = lock(&self.stop_lock);
         let done = work();
         drop(guard);
-        // Meanwhile the waiting thread learned nothing of the program's stops: now it looks again.
+        // The waiting thread has not seen the stops of the program meanwhile: makes it look again.
         let _ = kill(getpid(), Signal::SIGCHLD);
         done
     }
@@ -55,7 +55,7 @@ pub(super) fn wait_and_record(
         let recorded = match recording.map(ScopedJoinHandle::join) {
             Ok(Ok(recorded)) => recorded,
             Ok(Err(panic)) => std::panic::resume_unwind(panic),
-            // There can be no thread for it: what the program has left is read now.
+            // The thread could not be started: what the program has left is read now.
             Err(_) => record(),
         };
         (status, recorded)

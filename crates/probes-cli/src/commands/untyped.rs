@@ -12,7 +12,8 @@ const HINT_OF_RESULTS: &str = "a function that is left by a call in tail positio
      alone is taken for an int, and str(retval) for a string; `ocaml-probes watch -results` shows the results, docs/ask.md says what can be \
      asked of which type";
 
-/// Warns that so many hits are untyped, if there are no others; `None` if there are. `of_results` is whether it was asked for results.
+/// Warns that so many hits are untyped, if there are no others; `None` if there are. `of_results` is whether the
+/// results of functions were asked for.
 pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>, of_results: bool) {
     if let Some(many) = only_untyped {
         let hits = number_of(many, "hit");

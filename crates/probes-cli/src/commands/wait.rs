@@ -37,7 +37,8 @@ pub(super) struct Wait {
     signals: SignalFd,
     /// Reads the signal that `AwaitedProgram::take` asks for, if it is pending.
     pending: SignalFd,
-    /// Held while we are stopped, and by a thread of ours that may trace the program, which must not be left in a ptrace-stop.
+    /// Held while we are stopped, and while a thread of ours may trace the program, which must not be left in a
+    /// ptrace-stop.
     stop_lock: Arc<Mutex<()>>,
 }
 
@@ -84,7 +85,7 @@ impl Wait {
         })
     }
 
-    /// Returns what is locked while we stop. Another thread holds it while we must not.
+    /// Returns the lock that is held while we are stopped. Another thread holds it while we must not stop.
     pub(super) fn stop_lock(&self) -> Arc<Mutex<()>> {
         self.stop_lock.clone()
     }
@@ -116,7 +117,8 @@ impl Wait {
     }
 }
 
-/// How often we ask, in milliseconds, for a program that has exited and is not reported to us yet.
+/// How long to wait, in milliseconds, before asking again for a program that has exited and is not reported to us
+/// yet.
 const UNREAPED: u8 = 50;
 
 /// Waits for a signal, or for the exit of the program. SIGCHLD alone need not report the exit: a
@@ -218,8 +220,8 @@ impl AwaitedProgram {
         let stops = WaitPidFlag::WSTOPPED | WaitPidFlag::WCONTINUED | WaitPidFlag::WNOHANG;
         let wait = |flags| waitid(Id::Pid(Pid::from_raw(self.state.program)), flags);
         let mut change = ProgramChange::Nothing;
-        // Another thread of ours may trace it, to change its code. Then waits report the stops that are meant for that thread,
-        // which must not miss them: so nothing is consumed before it is known what it is.
+        // Another thread of ours may trace the program, to change its code. Waits here report the stops that are
+        // meant for that thread, too. It must not miss them: nothing is consumed before it is known what it is.
         while let Ok(WaitStatus::Stopped(..) | WaitStatus::Continued(_)) =
             wait(stops | WaitPidFlag::WNOWAIT)
         {
@@ -292,14 +294,14 @@ impl AwaitedProgram {
         Ok(change)
     }
 
-    /// Whether it is stopped, and was not continued and stopped again, as `change` would say.
+    /// Whether it is still in the same stop: `change` says if it was continued and stopped again.
     fn is_still_stopped(&self, change: &ProgramChange) -> bool {
         self.state.program_is_stopped && matches!(change, ProgramChange::Nothing)
     }
 
     /// Sends it a signal that we have received.
     fn pass_on(&mut self, signal: &ReceivedSignal) {
-        // That may fail: it may belong to another user by now, or its queue may be full.
+        // May fail: the program may belong to another user by now, or its queue of signals may be full.
         let _ = self.launched.pass_on(signal);
         self.state.awaits_stop = stop_signal(signal.number).is_some()
             || (self.state.awaits_stop && signal.number != libc::SIGCONT);
@@ -314,7 +316,7 @@ impl AwaitedProgram {
     }
 }
 
-/// Keeps us from stopping, or the thread that may trace the program from doing so.
+/// Takes the lock that is held while we are stopped, and while another thread may trace the program.
 pub(super) fn lock(stop_lock: &Mutex<()>) -> MutexGuard<'_, ()> {
     stop_lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -403,7 +405,7 @@ mod tests {
                     _ => Reaction::PassOn,
                 };
                 assert_eq!(reaction_to(number, code, 7, STATE), expected, "{number}");
-                // It cannot come back for ever.
+                // A signal that one of the two has sent to the other does not come back again and again.
                 for ours in [STATE.own, STATE.program] {
                     let reaction = reaction_to(number, code, ours, STATE);
                     assert_eq!(reaction, Reaction::Nothing, "{number} from {ours}");

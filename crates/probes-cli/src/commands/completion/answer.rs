@@ -178,8 +178,8 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
     if parts.len() <= MAX_SHOWN {
         return parts;
     }
-    // Still too many to read: names that are no modules are cut, so far that few enough are left. If some were left out instead, a
-    // shell would insert what only the others have in common.
+    // Still too many to read: names that are no modules are cut, so far that few enough are left. If some were left
+    // out instead, a shell would insert what only the others have in common.
     let (modules, others): (Completions, Completions) =
         parts.into_iter().partition(|(name, _)| name.ends_with('.'));
     let (mut shown, others) = if modules.len() < MAX_SHOWN / 2 {

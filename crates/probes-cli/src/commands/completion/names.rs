@@ -1,5 +1,5 @@
-//! The names that complete a word: pids with their programs, and the probes and functions of a process or file. A user waits for
-//! them: there are no more than can be found in a short time.
+//! The names that complete a word: pids with their programs, and the probes and functions of a process or file. A
+//! user waits for them: there are no more than can be found in a short time.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -132,7 +132,7 @@ impl Findings<'_> {
         abilities
     }
 
-    /// The check, unless it has passed. One of a process has passed if none is checked.
+    /// The check, unless it has passed. Without a process, those of a process count as passed.
     fn check(&self, kind: CheckKind) -> Option<&Check> {
         let check = self.0.check(kind)?;
         (check.result() != CheckResult::Pass).then_some(check)
