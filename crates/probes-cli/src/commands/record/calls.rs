@@ -1,5 +1,5 @@
-//! [`CallStacks`]: the calls that are open, on each stack. A call is known by its place there; those at lower places were
-//! unwound when one at a higher place begins or ends.
+//! [`CallStacks`]: the calls that are open, on each stack. A call is known by its place on the stack; calls at lower
+//! places were unwound when a call at a higher place begins or ends.
 
 use foldhash::HashMap;
 use probes_lib::{CallFrame, Event, EventKind, LiveAddr};
@@ -7,7 +7,7 @@ use probes_lib::{CallFrame, Event, EventKind, LiveAddr};
 use super::track_writer::{ENDED, TrackWriter};
 use crate::output::{Annotation, RecordCounts, TrackEventKind, TrackId, hit_annotations};
 
-/// How many calls may be open at once, of all stacks; what is called within them is not recorded.
+/// How many calls may be open at once, on all stacks: calls beyond that are not recorded.
 const MAX_OPEN: usize = 500_000;
 
 /// How many stacks are known at once.
@@ -40,7 +40,7 @@ pub(super) struct CallStacks {
     stacks: Vec<OpenCalls>,
     /// The indices of `stacks` that are not used.
     unused: Vec<usize>,
-    /// The one that had the last event: most have many in a row.
+    /// The stack that had the last event: most stacks have many in a row.
     last: Option<(StackId, usize)>,
     /// How many calls are open.
     open: usize,
@@ -52,7 +52,7 @@ pub(super) struct CallStacks {
 struct OpenCalls {
     id: StackId,
     track: TrackId,
-    /// Of a fiber.
+    /// `None` for the stack of a thread.
     lane: Option<FiberLane>,
     calls: Vec<OpenCall>,
     left_out: LeftOut,
@@ -61,7 +61,7 @@ struct OpenCalls {
 }
 
 impl OpenCalls {
-    /// Whether no call is open, and none that was left out.
+    /// Whether no call is open, recorded or left out.
     fn is_empty(&self) -> bool {
         self.calls.is_empty() && self.left_out.0.is_none()
     }
@@ -83,7 +83,7 @@ struct OpenCall {
     lost: u64,
 }
 
-/// The place of the outermost call of a stack that was left out, and has not gone.
+/// The place of the outermost call of a stack that was left out, and has not ended.
 #[derive(Default)]
 struct LeftOut(Option<i64>);
 
@@ -225,7 +225,7 @@ impl CallStacks {
             None if is_left_out => {}
             None => counts.unmatched_exits += 1,
         }
-        // That of a thread is used again.
+        // The stack of a thread is used again.
         let is_over = stack.lane.is_some() && stack.is_empty();
         is_over.then(|| self.remove(index)).flatten()
     }
@@ -272,7 +272,7 @@ impl CallStacks {
         forgotten.filter_map(|index| self.remove(index)).collect()
     }
 
-    /// Takes all calls that are open: the track of each.
+    /// Takes all open calls. Returns the track of each.
     pub(super) fn take_all(&mut self) -> Vec<TrackId> {
         let stacks = self.indices.values().map(|index| &self.stacks[*index]);
         let open = stacks.flat_map(|stack| stack.calls.iter().map(|_| stack.track));

@@ -1,4 +1,4 @@
-//! [`KeyedStarts`]: the starts of pairs that wait for the stop with their key, and the lanes that their slices are on. Pure.
+//! [`KeyedStarts`]: the starts of pairs that wait for the stop with their key, and the lanes of their slices. Pure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -7,7 +7,7 @@ use super::lanes::Lanes;
 use super::starts::PairInThread;
 use crate::output::TrackId;
 
-/// How many starts may wait, of all pairs: the oldest is forgotten for the next one. More than have room in the process.
+/// How many starts may wait, of all pairs: the oldest is forgotten for the next one.
 pub(super) const MAX_WAITING: usize = 65_536;
 
 /// How many lanes without a slice are known.
@@ -19,7 +19,7 @@ type PairWithKey<K> = (usize, K);
 /// The starts of all pairs.
 pub(super) struct KeyedStarts<K> {
     waiting: HashMap<PairWithKey<K>, KeyedStart>,
-    /// Those that wait, in the order in which they came.
+    /// The keys of the starts that wait, in the order in which the starts came.
     by_number: BTreeMap<u64, PairWithKey<K>>,
     next_number: u64,
     lanes: HashMap<PairInThread, Lanes>,
@@ -31,7 +31,7 @@ pub(super) struct KeyedStarts<K> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyedStart {
     pub(super) track: TrackId,
-    /// Which lane of its pair and thread that is.
+    /// The index of its lane among those of its pair and thread.
     index: usize,
     /// The thread in which it began.
     pub(super) thread: i32,
@@ -60,7 +60,7 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
         taken
     }
 
-    /// Adds a start, whose key has none that waits, with a lane that was taken.
+    /// Adds a start, with a lane that was taken. No start with its key may be waiting.
     pub(super) fn add(
         &mut self,
         of: PairWithKey<K>,
@@ -88,7 +88,7 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
         Some(start)
     }
 
-    /// Takes the oldest start, if no other has room.
+    /// Takes the oldest start, if there is no room for another.
     pub(super) fn take_if_full(&mut self) -> Option<KeyedStart> {
         if self.waiting.len() < MAX_WAITING {
             return None;
@@ -99,7 +99,7 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
         Some(start)
     }
 
-    /// Takes all of them, the oldest first.
+    /// Takes all starts, the oldest first.
     pub(super) fn take_all(&mut self) -> Vec<KeyedStart> {
         let mut all: Vec<KeyedStart> = self.waiting.drain().map(|(_, start)| start).collect();
         all.sort_unstable_by_key(|start| start.number);
@@ -107,7 +107,7 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
         all
     }
 
-    /// Gives back the lane of a start. If too many are free, all of these are forgotten, and get no more events.
+    /// Gives back the lane of a start. If too many lanes are free, forgets the free ones: they get no more events.
     fn release(&mut self, pair: usize, start: KeyedStart) {
         let Some(lanes) = self.lanes.get_mut(&(pair, start.thread)) else {
             return;

@@ -1,4 +1,4 @@
-//! [`Lanes`]: tracks below a thread for slices that overlap: each is on one on which no other is open. Pure.
+//! [`Lanes`]: tracks below a thread for slices that overlap: no two open slices share a lane. Pure.
 //!
 //! ```text
 //! thread ├ lane 1   a────────┘  c──┘
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use crate::output::TrackId;
 
-/// The lanes of one thread that are for the same.
+/// The lanes of one thread for one use: its fibers, or a pair.
 #[derive(Default)]
 pub(super) struct Lanes {
     free: BTreeMap<usize, TrackId>,
@@ -35,17 +35,17 @@ impl Lanes {
         self.free.insert(index, track);
     }
 
-    /// Whether one is taken.
+    /// Whether any lane is taken.
     pub(super) fn are_used(&self) -> bool {
         self.used > 0
     }
 
-    /// Forgets those that are free.
+    /// Forgets the free lanes.
     pub(super) fn forget_free(&mut self) {
         self.free.clear();
     }
 
-    /// The tracks of those that are free.
+    /// The tracks of the free lanes.
     pub(super) fn free(&self) -> impl Iterator<Item = TrackId> {
         self.free.values().copied()
     }

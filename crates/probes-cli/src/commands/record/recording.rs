@@ -47,7 +47,7 @@ const WAITS_INTERVAL: Duration = Duration::from_millis(2);
 /// What to do about pairs that interleave, or may.
 const BY_KEY: &str = "give -key EXPR, such as -key arg0: it says which stop belongs to which start; `latency -key EXPR` has the times alone";
 
-/// How often it is looked whether pairs interleave.
+/// How often it is checked whether pairs interleave.
 const LATENCIES_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What is read of a process, and the time line that is made of it.
@@ -60,9 +60,9 @@ pub(super) struct Recording<'r> {
     timeline: Timeline,
     /// Runtime events, once they are there.
     events: Option<OpenedEvents>,
-    /// Whether some were read.
+    /// Whether runtime events were read.
     has_events: bool,
-    /// What was missed of them.
+    /// What was missed of the runtime events.
     missed: Option<Missed>,
     waits: Option<WaitsReader>,
     /// The times of the pairs, as they were measured in the process, and when they were read.
@@ -74,7 +74,7 @@ pub(super) struct Recording<'r> {
     ended: Option<u64>,
     /// Whether the process is observed, which has stopped it before `begun`.
     is_observed: bool,
-    /// How far it is, on a terminal, as long as it lasts.
+    /// The progress that is shown on a terminal while the recording lasts.
     progress: Option<Progress>,
 }
 
@@ -84,7 +84,7 @@ struct Recorder<'o, 'r> {
     /// Whether runtime events are asked for, and are not there yet.
     are_awaited: bool,
     has_noted_waiting: bool,
-    /// The hits that are read last.
+    /// The hits that the removal returns.
     rest: Events,
 }
 
@@ -172,7 +172,7 @@ impl<'r> Recording<'r> {
         }
     }
 
-    /// Its progress is shown from now on. A program that was started writes to the terminal itself.
+    /// Shows progress from now on; not for a program that was started, which writes to the terminal itself.
     fn show_progress(&mut self) {
         if self.args.observed.is_process() {
             self.progress = Progress::begin(&self.output.messages);
@@ -276,18 +276,18 @@ impl<'r> Recording<'r> {
         self.timeline.add_hits(hits);
     }
 
-    /// Adds what the runtime has written, and waits; returns whether what was read ends the recording.
+    /// Adds the runtime events and waits that were not read yet. Returns whether what was read ends the recording.
     pub(super) fn read_beside_hits(&mut self) -> Result<Next, Failure> {
         self.read()?;
         Ok(self.after_reading())
     }
 
-    /// It has ended: waits from now on are those of the removal, and are not recorded.
+    /// Ends the recording: waits from now on are those of the removal, and are not recorded.
     pub(super) fn end(&mut self) {
         self.ended = Some(monotonic_now());
     }
 
-    /// Whether it is to be looked whether pairs interleave: from time to time, and before a pair ends the recording.
+    /// Whether it is time to check whether pairs interleave: now and then, and before a pair ends the recording.
     pub(super) fn latencies_are_due(&self) -> bool {
         let recorded = &self.args.recorded;
         let longest = Duration::from_nanos(self.timeline.longest_pair());
@@ -324,8 +324,8 @@ impl<'r> Recording<'r> {
         Next::Continue
     }
 
-    /// Records runtime events and off-CPU waits, but no hits, until the end. `open` opens the events if they are asked for; it may
-    /// take long, and a signal interrupts it.
+    /// Records runtime events and off-CPU waits, but no hits, until the end. `open` opens the events if they are
+    /// asked for; it may take long, and a signal interrupts it.
     pub(super) fn read_without_hits(
         &mut self,
         target: &Target,
@@ -375,8 +375,8 @@ impl<'r> Recording<'r> {
         read.map_err(Failure::of_process(self.pid))
     }
 
-    /// Finds out whether the events of a process were off for a time. Not of a program that `record` has started: its events are on
-    /// from the start.
+    /// Finds out whether the events of a process were off for a time. Not for a program that `record` has started:
+    /// its events are on from the start.
     fn find_missed(&mut self, target: &Target) {
         let events = self.events.as_ref();
         let events = events.filter(|_| self.args.observed.is_process());
@@ -388,12 +388,13 @@ impl<'r> Recording<'r> {
         self.add_waits(&waits);
     }
 
-    /// Adds the waits of the recording: without those before and after it, and without the stop with which the observation began.
+    /// Adds the waits of the recording: without those before and after it, and without the stop with which the
+    /// observation began.
     fn add_waits(&mut self, waits: &[RecordedWait]) {
         let recorded = self.begun..self.ended.unwrap_or(u64::MAX);
         for wait in waits {
-            // That stop: the thread may have been scheduled again only after `begun`. A stop by another tracer at that moment looks the
-            // same, and is left out, too.
+            // The stop with which the observation began: the thread may have been scheduled again only after `begun`.
+            // A stop by another tracer at that moment looks the same, and is left out, too.
             let is_stop = self.is_observed
                 && wait.is_whole
                 && wait.activity == Activity::Stopped
@@ -404,7 +405,7 @@ impl<'r> Recording<'r> {
         }
     }
 
-    /// Reads the waits that are left when it is over.
+    /// Reads the waits that are left when the recording is over.
     fn end_waits(&mut self) -> Result<(), Failure> {
         self.read_waits();
         let Some(waits) = self.waits.take() else {
@@ -508,7 +509,7 @@ impl EventHandler for Recording<'_> {
             return Ok(false);
         }
         let opened = self.events.as_ref();
-        // Without events, the end of the process is the end.
+        // Without events, the recording lasts until the process has exited.
         let written = opened.map_or(Ok(true), OpenedEvents::are_written);
         written.map_err(Failure::of_process(self.pid))
     }
@@ -587,7 +588,7 @@ fn traced(pid: i32, program: &Path) -> TracedProcess {
     }
 }
 
-/// Says which names most of the hits have that were read while others were lost.
+/// Names the most frequent of the hits that were read while others were lost.
 fn most_frequent(names: &[FrequentName]) -> String {
     let each = names.iter().map(|it| {
         let name = Escaped(&it.name);

@@ -22,7 +22,7 @@ const WAIT: Duration = Duration::from_millis(200);
 /// How many bytes the events that are kept may take.
 pub(super) const MAX_KEPT: usize = 20 << 20;
 
-/// How many of the open slices that began before the events that are kept have their arguments kept.
+/// How many open slices that began before the kept events keep their arguments.
 const MAX_WITH_ARGUMENTS: usize = 10_000;
 
 /// Writes events.
@@ -37,7 +37,7 @@ pub(super) struct Sink {
     in_block: WrittenEvents,
     in_file: WrittenEvents,
     last: Option<LastEvents>,
-    /// How much time the last events are of that were written, if only these were.
+    /// How long a time the written events span, if only the last ones were written.
     last_written: Option<Duration>,
     is_short: bool,
 }
@@ -61,7 +61,7 @@ struct LastEvents {
     /// The begins of the slices that were open when the first of `events` came, the outermost first.
     open: BTreeMap<TrackId, Vec<TrackEvent>>,
     open_with_arguments: usize,
-    /// What the tracks are of, and their names: of those of these events, and of those that may get others.
+    /// Each track, with its name: those of the kept events, and those that may get more events.
     tracks: BTreeMap<TrackId, (TrackOf, String)>,
     /// The time of the latest event for which there was no room.
     left_out: Option<u64>,
@@ -104,7 +104,7 @@ impl Sink {
         }
     }
 
-    /// Forgets the tracks that get no more events, which are all but those `used`, and of which no event is kept.
+    /// Forgets the tracks that have no kept event and get no more events: all but those `used`.
     pub(super) fn forget_tracks(&mut self, used: &BTreeSet<TrackId>) {
         if let Some(last) = &mut self.last {
             let mut needed = last.shown_tracks();
@@ -183,7 +183,7 @@ impl Sink {
         Ok(())
     }
 
-    /// If the file is as it was before, nothing is in it.
+    /// If the file is as it was before, none of our events is in it.
     fn forget_unwritten(&mut self) {
         if self.file.is_cut() && self.file.len() == 0 {
             self.in_file = WrittenEvents::default();
@@ -201,7 +201,7 @@ impl Sink {
         } else {
             last.lasting
         }));
-        // Events of several sources come one reading after the other: the first one on a track may be earlier than all before it.
+        // Each source of events is read by itself: the first event on a track may be earlier than all before it.
         let mut firsts = BTreeMap::new();
         for event in &last.events {
             firsts.entry(event.track).or_insert(event.time);
@@ -221,7 +221,7 @@ impl Sink {
         }
     }
 
-    /// How much time the last events are of that were written, if only these were.
+    /// How long a time the written events span, if only the last ones were written.
     pub(super) fn last_written(&self) -> Option<Duration> {
         self.last_written
     }
@@ -231,7 +231,7 @@ impl Sink {
         self.in_file
     }
 
-    /// How many events of the latest are kept until the end; `None` if events are written at once.
+    /// How many of the latest events are kept until the end; `None` if events are written at once.
     pub(super) fn kept(&self) -> Option<usize> {
         self.last.as_ref().map(|last| last.events.len())
     }
@@ -287,7 +287,7 @@ impl LastEvents {
         events.chain(self.open.keys().copied()).collect()
     }
 
-    /// Forgets all tracks but these and those that they are below.
+    /// Forgets all tracks but the `needed` ones and their parents.
     fn retain_tracks(&mut self, mut needed: BTreeSet<TrackId>) {
         let mut below: Vec<TrackId> = needed.iter().copied().collect();
         while let Some(track) = below.pop() {

@@ -5,18 +5,18 @@
 //! drawn                                     ┘
 //! ```
 //!
-//! A slice can only end before those that it is in. So that slices do not nest ever deeper if stops are missing, all end once
-//! 64 are open; their starts wait on.
+//! A slice can only end before those around it. So that slices do not nest ever deeper if stops are missing, all end
+//! once 64 are open; their starts wait on.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::output::TrackId;
 
-/// How many starts of a pair may wait in a thread, as many as trampolines keep that time pairs: the oldest is forgotten
+/// How many starts of a pair may wait in a thread, as many as the trampolines of pairs keep: the oldest is forgotten
 /// for the next one.
 const MAX_STARTS: usize = 64;
 
-/// Of how many pairs and threads the starts are known at once.
+/// For how many pairs and threads the starts are known at once.
 const MAX_KNOWN: usize = 65_536;
 
 /// A pair in a thread: the number of the pair, and the thread.
@@ -30,13 +30,13 @@ pub(super) struct OpenStarts(HashMap<PairInThread, StartsInThread>);
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StartsInThread {
     pub(super) track: TrackId,
-    /// When those that wait began, the oldest first.
+    /// When the waiting starts were hit, the oldest first.
     began: VecDeque<u64>,
-    /// How many of them, the latest ones, have slices that have not ended.
+    /// How many of the waiting starts, the latest ones, have slices that have not ended.
     drawn: usize,
 }
 
-/// What is too much when another start is added.
+/// What is too much once another start is added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TooMany {
     /// How many starts are forgotten.
@@ -84,13 +84,13 @@ impl StartsInThread {
 }
 
 impl OpenStarts {
-    /// Those of a pair in a thread, if they are known.
+    /// The starts of a pair in a thread, if they are known.
     pub(super) fn get_mut(&mut self, of: PairInThread) -> Option<&mut StartsInThread> {
         self.0.get_mut(&of)
     }
 
-    /// Adds a pair in a thread. Returns others that are forgotten for it: if there are too many, those of which no start
-    /// waits, and if most do, those whose last start is the oldest.
+    /// Adds a pair in a thread. If there are too many, first forgets those that no start waits in. If at least half
+    /// are left, also forgets those whose last start is the oldest, and returns them.
     pub(super) fn add(&mut self, of: PairInThread, track: TrackId) -> Vec<StartsInThread> {
         let mut forgotten = Vec::new();
         if self.0.len() >= MAX_KNOWN {
@@ -108,12 +108,12 @@ impl OpenStarts {
         forgotten
     }
 
-    /// The tracks of all of them.
+    /// The tracks of all pairs in all threads.
     pub(super) fn tracks(&self) -> impl Iterator<Item = TrackId> {
         self.0.values().map(|starts| starts.track)
     }
 
-    /// Takes all of them.
+    /// Takes the starts of all pairs in all threads.
     pub(super) fn take_all(&mut self) -> Vec<StartsInThread> {
         self.0.drain().map(|(_, starts)| starts).collect()
     }
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn starts_of_many_threads_are_forgotten() {
-        // A thread for each request: they stop what they start.
+        // A thread for each request: all starts have stops.
         let mut starts = OpenStarts::default();
         for thread in 0..2 * MAX_KNOWN as i32 {
             assert_eq!(starts.add((0, thread), TrackId(1)), []);
@@ -159,7 +159,7 @@ mod tests {
             of_thread.stop();
             assert!(starts.0.len() <= MAX_KNOWN);
         }
-        // They do not.
+        // No start has a stop.
         let mut starts = OpenStarts::default();
         let mut forgotten = Vec::new();
         for thread in 0..2 * MAX_KNOWN as i32 {

@@ -36,7 +36,7 @@ use crate::output::{
     hit_annotations, wait_annotations, wait_name,
 };
 
-/// The tracks of how many threads are known at once.
+/// How many threads are known at once.
 const MAX_THREADS: usize = 65_536;
 
 /// Makes the time line of a process.
@@ -44,7 +44,7 @@ pub(super) struct Timeline {
     writer: TrackWriter,
     pid: i32,
     pairs: Vec<Pair>,
-    /// Of each pair, how long the longest lasted that has ended, in nanoseconds; `None` if its times cannot be trusted.
+    /// The longest time of each pair so far, in nanoseconds; `None` if its times cannot be trusted.
     longest_pairs: Vec<Option<u64>>,
     /// The probes whose hits are instants, also if they are ends of pairs.
     probes: Vec<Selector>,
@@ -54,7 +54,7 @@ pub(super) struct Timeline {
     threads: HashMap<i32, ThreadTracks>,
     calls: CallStacks,
     starts: OpenStarts,
-    /// Instead of these, if stops find their starts by a key.
+    /// Used instead of `starts` if stops find their starts by a key.
     keyed_starts: Option<KeyedStarts<PairKey>>,
     domains: HashMap<u32, DomainTracks>,
     /// When runtime events were paused and resumed.
@@ -63,7 +63,7 @@ pub(super) struct Timeline {
     pub(super) counts: RecordCounts,
     /// The same words as in `counts`, by domain.
     pub(super) lost_words: LostWords,
-    /// How many hits had which name in those readings that had lost others.
+    /// How many hits each name had in readings that had lost others.
     read_beside_losses: HashMap<String, u64>,
 }
 
@@ -118,13 +118,13 @@ impl Timeline {
         self
     }
 
-    /// Returns how long the longest pair or call lasted that has ended so far, in nanoseconds; without the pairs whose times cannot be
-    /// trusted.
+    /// Returns the longest time of a pair or call that has ended so far, in nanoseconds; without the pairs whose
+    /// times cannot be trusted.
     pub(super) fn longest(&self) -> u64 {
         self.calls.longest().max(self.longest_pair())
     }
 
-    /// Returns the same of pairs alone.
+    /// Same as [`Timeline::longest`], for pairs alone.
     pub(super) fn longest_pair(&self) -> u64 {
         let longest = self.longest_pairs.iter().flatten();
         longest.copied().max().unwrap_or(0)
@@ -144,7 +144,7 @@ impl Timeline {
         self.instant(TrackId::PROCESS, time, "times of pairs may be wrong", doubt);
     }
 
-    /// Returns whether the probe was hit that ends the recording.
+    /// Returns whether the probe that ends the recording was hit.
     pub(super) fn is_hit(&self) -> bool {
         self.is_hit
     }
@@ -256,10 +256,10 @@ impl Timeline {
         }
     }
 
-    /// Returns the names of most of the hits that were read while others were lost, the most frequent first: the ring
-    /// holds the last hits before a reading, and what floods it is most of these as well.
+    /// Returns the most frequent names of the hits that were read while others were lost, the most frequent first.
+    /// The ring holds the last hits before a reading, so what floods it is most of these, too.
     pub(super) fn frequent(&self) -> Vec<FrequentName> {
-        /// What has a smaller share does not flood the ring.
+        /// A name with a smaller share does not flood the ring.
         const MIN_SHARE: f64 = 0.1;
         const MAX_SHOWN: usize = 3;
         let all: u64 = self.read_beside_losses.values().sum();
@@ -318,15 +318,15 @@ impl Timeline {
             .emit(track, wait.until, TrackEventKind::End, Vec::new());
     }
 
-    /// Returns the track of a thread's waits, below that of the thread: a call whose entry or exit was recorded a moment too early or too
-    /// late would not nest with them.
+    /// Returns the track of a thread's waits, below that of the thread: a call whose entry or exit was recorded a
+    /// moment too early or too late would not nest with them.
     fn lane_of_waits(&mut self, wait: &RecordedWait) -> TrackId {
         let tid = wait.tid;
         let known = self.threads.get(&tid);
         if let Some(lane) = known.and_then(|it| it.waits) {
             return lane;
         }
-        // A thread that has exited has its name no more.
+        // The name of a thread that has exited cannot be read any more.
         let parent = match known {
             Some(known) => known.track,
             None if wait.thread_name.is_empty() => self.thread(tid),
@@ -398,7 +398,7 @@ impl Timeline {
         self.writer.forget_tracks(&used);
     }
 
-    /// Returns the track of a thread; 0 stands for those that are not known.
+    /// Returns the track of a thread; 0 stands for an unknown thread.
     fn thread(&mut self, thread: i32) -> TrackId {
         if let Some(known) = self.threads.get(&thread) {
             return known.track;
@@ -416,7 +416,7 @@ impl Timeline {
             self.track(&TrackOf::Thread(thread), comm)
         };
         if self.threads.len() >= MAX_THREADS {
-            // Those that are needed again get another track of the same name.
+            // A thread that is needed again gets another track of the same name.
             self.threads.retain(|_, it| it.lanes.are_used());
         }
         let tracks = ThreadTracks {

@@ -17,10 +17,10 @@ pub(super) const ENDED: &str = "ended";
 /// Writes events on tracks.
 pub(super) struct TrackWriter {
     pub(super) sink: Sink,
-    /// Of each track that may still get events, the latest time: none goes back.
+    /// The latest time of each track that may still get events: no time is earlier than the one before.
     latest: HashMap<TrackId, u64>,
     next_track: u32,
-    /// At how many tracks those that get no more events are forgotten.
+    /// At this many tracks, those that get no more events are forgotten.
     max_tracks: usize,
     names: HashMap<String, NameId>,
     /// The names of functions, by their addresses.

@@ -1,5 +1,5 @@
-//! [`WaitsReader`]: reads the waits of threads, with their stacks, beside what else is recorded: in a thread of its own, because a
-//! stack can be read only as long as the wait lasts.
+//! [`WaitsReader`]: reads the waits of threads, with their stacks, beside what else is recorded. It has a thread of
+//! its own, because a stack can be read only as long as the wait lasts.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{Builder, JoinHandle};
@@ -19,7 +19,7 @@ pub(super) struct WaitsReader {
 
 /// What is known when no more waits are read.
 pub(super) struct WaitsEnd {
-    /// Those that were not taken before, the last ones as parts.
+    /// The waits that were not taken before; the last ones are parts.
     pub(super) rest: Vec<RecordedWait>,
     /// How many records of switches were lost.
     pub(super) lost: u64,
@@ -40,7 +40,7 @@ impl WaitsReader {
         let (sender, waits) = channel();
         let (end, ended) = channel();
         let thread = Builder::new().spawn(move || {
-            // They are for the thread that has begun this one.
+            // Signals are for the thread that has begun this one.
             let _ = SigSet::all().thread_block();
             read_until(&ended, recorder, &sender)
         });
@@ -84,7 +84,7 @@ fn read_until(
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(recorder.pause()) {
         match recorder.read() {
             Ok(waits) if waits.is_empty() => {}
-            // If it fails, nobody wants them any more.
+            // Fails only if the receiver is gone.
             Ok(waits) => drop(to.send(waits)),
             Err(source) => {
                 error = Some(source).filter(|error| !error.is_gone());

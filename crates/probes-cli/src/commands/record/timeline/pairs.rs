@@ -49,13 +49,13 @@ impl Timeline {
                         .emit(track, event.monotonic, TrackEventKind::End, arguments);
                 }
             }
-            // The first hit of a pair of one probe ends nothing.
+            // If one probe is both start and stop, its first hit stops nothing.
             None if is_start => {}
             None => self.counts.unmatched_stops += 1,
         }
     }
 
-    /// A pair lasted so many nanoseconds.
+    /// Notes that a pair lasted this many nanoseconds.
     fn add_pair_time(&mut self, index: usize, lasted: u64) {
         let longest = self.longest_pairs.get_mut(index);
         if let Some(longest) = longest.and_then(Option::as_mut) {

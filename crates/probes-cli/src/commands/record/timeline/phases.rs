@@ -47,7 +47,7 @@ impl Timeline {
                 let track = self.domain(domain);
                 match self.writer.latest(track) {
                     Some(time) => self.lost_words(domain, time, words),
-                    // When they were lost is only known once there is an event.
+                    // The time of the loss is known only once there is an event.
                     None => {
                         if let Some(domain) = self.domains.get_mut(&domain) {
                             domain.lost_first = domain.lost_first.saturating_add(words);
@@ -100,7 +100,7 @@ impl Timeline {
             RuntimeEventKind::End(phase) => {
                 let open = self.domains.get(&domain).map(|it| &it.open);
                 let begun = open.and_then(|open| open.iter().rposition(|it| it.name == phase));
-                // One that began before the recording has no begin.
+                // A phase that began before the recording has no begin.
                 if let Some(depth) = begun {
                     self.end_phases(domain, depth + 1, time, LOST);
                     if let Some(domain) = self.domains.get_mut(&domain) {
@@ -130,8 +130,8 @@ impl Timeline {
         }
     }
 
-    /// Ends the phases of a domain that were open when events were paused or resumed before `now`: their ends may not have been
-    /// written. Rings are read one after the other, so a domain may have begun others since.
+    /// Ends the phases of a domain that were open when events were paused or resumed before `now`: their ends may not
+    /// have been written. Rings are read one after the other, so a domain may have begun others since.
     fn end_cut_phases(&mut self, domain: u32, now: u64) {
         let outermost = self.domains.get(&domain).and_then(|it| it.open.first());
         let cut = outermost.and_then(|it| self.gaps.last_in(it.began, now));
