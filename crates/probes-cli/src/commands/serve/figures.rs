@@ -67,7 +67,7 @@ pub(super) const PAIR_PROBLEMS: [&str; 6] = [
 pub(super) const CALL_PROBLEMS: [&str; 3] = ["unmatched_exit", "lost", "unwound"];
 
 impl Histogram {
-    /// Of times that are given with how many there are of each, the shortest first.
+    /// A histogram of `times`, each given with its number.
     fn of(
         bounds: &[Duration],
         times: impl Iterator<Item = (Duration, u64)>,
@@ -251,7 +251,7 @@ impl ProcessFigures {
         self.calls.retain(|_, _| keeps());
     }
 
-    /// Takes over what was read later of the same observation, except where it would be less.
+    /// Takes over the later figures of the same observation, except where they would be less.
     pub(super) fn raise_to(&mut self, later: ProcessFigures) {
         for (name, hits) in later.hits {
             let most = self.hits.entry(name).or_default();

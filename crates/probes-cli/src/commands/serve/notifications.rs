@@ -25,13 +25,13 @@ pub(super) enum Notification {
         program: String,
         failure: Failure,
     },
-    /// Why selections are left out that a process, which is observed now, does not have.
+    /// Why selections are left out that an observed process does not have.
     Missing(i32, Vec<Failure>),
     /// The runtime events of a process that is observed can be read now.
     RuntimeEvents(i32, Box<RuntimeEvents>),
     /// The runtime events of a process that is observed cannot be read.
     NoRuntimeEvents(i32, Failure),
-    /// A process that was looked at has exited, has exec'd another program, or its pid was reused. Without effect while it is still
+    /// A process that was looked at has exited or exec'd, or its pid was reused. Without effect while it is still
     /// observed: then, the next reading finds that out.
     Gone(i32),
     /// All processes that there are have been looked at; how long it took.
@@ -90,7 +90,8 @@ impl NotificationSender {
 impl NotificationReceiver {
     /// All notifications that have come.
     pub(super) fn take(&self) -> Vec<Notification> {
-        // The eventfd is reset before the channel is read: a notification that is sent in between makes it readable again, and is not missed.
+        // The eventfd is reset before the channel is read: a notification that is sent in between makes it readable
+        // again, and is not missed.
         let _ = self.wake.read();
         self.channel.try_iter().collect()
     }

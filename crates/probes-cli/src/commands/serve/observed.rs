@@ -148,7 +148,7 @@ impl Observed {
         };
         self.warning.update(messages, &Gaps::of(observer));
         let ends = figures.pairs.keys().flat_map(|(start, stop)| [start, stop]);
-        // The figures have long names as they are shown.
+        // The figures have long names in their shortened form.
         let is_shown = |name: &str| {
             let name = &*shortened(name);
             figures.hits.contains_key(name) || ends.clone().any(|end| end == name)
@@ -189,7 +189,7 @@ impl Observed {
 
 impl Drop for Observed {
     fn drop(&mut self) {
-        // A panic is no time to report errors.
+        // Errors are not reported during a panic.
         if let (true, Some(observer)) = (thread::panicking(), &mut self.observer) {
             let _ = observer.remove();
         }

@@ -72,7 +72,7 @@ impl ServedProcess {
         let Some(mut observed) = self.observed.take() else {
             return;
         };
-        // What it has written last can still be read, and if not, what was read before counts.
+        // Its last events may still be readable. If not, what was read before counts.
         let _ = observed.read_events();
         let collector = observed.collector_figures(bounds);
         self.end_events(collector);
@@ -149,12 +149,12 @@ impl Processes {
         }
     }
 
-    /// Whether none is observed, is refused, or has just exited.
+    /// Whether no process is observed, is refused, or has just exited.
     pub(super) fn is_empty(&self) -> bool {
         self.each.is_empty()
     }
 
-    /// Whether runtime events of some are read.
+    /// Whether runtime events of any process are read.
     pub(super) fn reads_events(&self) -> bool {
         let mut each = self.each.values();
         each.any(|it| it.observed.as_ref().is_some_and(Observed::reads_events))
@@ -197,7 +197,7 @@ impl Processes {
         ));
         let bounds = self.bounds.clone();
         let process = self.of(pid, program);
-        // If it has executed its program anew, that may not have been noticed so far.
+        // If it has exec'd the same program again, that may not have been noticed so far.
         process.close(&bounds);
         process.stopped += stopped;
         process.observed = Some(observed);
@@ -281,7 +281,7 @@ impl Processes {
             if !observed.reads_events() {
                 continue;
             }
-            // Before they are read, so that nothing is missed that was written before.
+            // Checked before they are read, so that nothing is missed that was written before.
             let has_events = !is_checked || observed.has_events();
             let read = observed.read_events();
             if has_events && read.is_ok() {
@@ -504,7 +504,7 @@ mod tests {
             processes.forget_some();
             assert_eq!(processes.each.keys().collect::<Vec<_>>(), [&pid]);
         }
-        // One without rows is in nobody's way.
+        // A process without rows takes no room from others.
         let refused = ServedProcess {
             refused: Some("denied".to_owned()),
             ..ServedProcess::default()

@@ -26,8 +26,8 @@ const MAX_PROCESSES: usize = 256;
 /// The longest time until a process that was refused is tried again, unless `-scan` is longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How often, and how long, a process that has executed a program is tried at once. Meanwhile, no error is reported: it may
-/// not have loaded its libraries, or not have switched on its runtime events.
+/// How often, and for how long, a process that has exec'd is tried again at once. Meanwhile, no error is reported: it
+/// may not have loaded its libraries, or not have switched on its runtime events.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const LOADING: Duration = Duration::from_secs(2);
 
@@ -44,7 +44,7 @@ pub(super) struct ServeRequest<'s> {
     pub(super) messages: Messages,
 }
 
-/// What has ended, as the main thread, which reads the processes, tells the scanner.
+/// What has ended: sent to the scanner by the main thread, which reads the processes.
 pub(super) enum Ended {
     /// A process is observed no more: whether another observer has taken it over, and whether it may have executed a
     /// program, rather than exited.
@@ -62,7 +62,7 @@ pub(super) struct Scanner<'s> {
     pub(super) wanted: ServeRequest<'s>,
     notifications: NotificationSender,
     ends: Receiver<Ended>,
-    /// Whether `serve` is about to end: no other process is looked at then.
+    /// Whether `serve` is about to end: then no more processes are looked at.
     is_ending: Arc<AtomicBool>,
     known: BTreeMap<i32, Known>,
     /// The processes that may just have executed a program, and since when that is known.
@@ -77,14 +77,14 @@ pub(super) struct Scanner<'s> {
 struct Known {
     identity: Identity,
     state: KnownState,
-    /// Of its latest observation.
+    /// The number of its latest observation.
     number: u64,
     /// Another observer has taken it over: it is not taken over again.
     was_replaced: bool,
 }
 
-/// Distinguishes a process from a later one with the same pid, and its program from another one that it execs later. An exec of
-/// the same file is found by the next reading instead.
+/// Distinguishes a process from a later one with the same pid, and its program from another one that it execs later.
+/// An exec of the same file is found by the next reading instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     started: Option<u64>,
@@ -97,14 +97,14 @@ struct Begun {
     observed: Observed,
     /// Why its runtime events are not read although they are asked for.
     no_events: Option<Failure>,
-    /// Why each selection is left out that the process does not have.
+    /// Why selections are left out that the process does not have.
     missing: Vec<Failure>,
 }
 
 enum KnownState {
-    /// And when to try again to read its runtime events, if they cannot be read.
+    /// It is observed. `Some` if its runtime events cannot be read: when to try again.
     Observed(Option<Pause>),
-    /// Observing it failed, its observation has ended, or it is not selected after all. And when to try again.
+    /// Observing it failed, its observation has ended, or it is not selected after all: when to try again.
     NotObserved(Pause),
 }
 
@@ -177,7 +177,7 @@ impl<'s> Scanner<'s> {
                 } else {
                     left.min(RETRY_INTERVAL)
                 };
-                // Also if the scan has taken the whole interval: what has ended meanwhile is noted.
+                // Received even if the scan has taken the whole interval: what has ended meanwhile is noted.
                 match self.ends.recv_timeout(wait) {
                     Ok(ended) => self.note_end(ended),
                     Err(RecvTimeoutError::Timeout) if left.is_zero() => break,
@@ -219,7 +219,7 @@ impl<'s> Scanner<'s> {
         }
     }
 
-    /// Looks at once at the processes that may have executed a program, so that few of its hits are missed.
+    /// Looks at once at the processes that may have exec'd, so that few of their hits are missed.
     fn look_at_executed(&mut self) {
         let executed: Vec<(i32, Instant)> = self.executed.iter().map(|(&k, &v)| (k, v)).collect();
         for (pid, since) in executed {
@@ -269,8 +269,8 @@ impl<'s> Scanner<'s> {
         }
     }
 
-    /// The processes that are selected and run now, with the names of their programs; in the first scan, also pids that were given
-    /// and do not exist.
+    /// The processes that are selected and run now, with the names of their programs; in the first scan, also pids
+    /// that were given and do not exist.
     fn candidates(&self) -> BTreeMap<i32, (Identity, String)> {
         let given = self.wanted.selection.given();
         let mut looked_at = given.to_vec();
@@ -430,7 +430,7 @@ impl<'s> Scanner<'s> {
                 messages.step(format_args!("left out: it is no program of OCaml"));
                 return Ok(None);
             }
-            // There is nothing to observe, so that one of them says why.
+            // There is nothing to observe: one of the failures says why.
             if let Some(failure) = missing.into_iter().chain(no_events).next() {
                 return Err(failure);
             }
@@ -451,8 +451,8 @@ impl<'s> Scanner<'s> {
         }))
     }
 
-    /// What is to be observed of a process: if it is given by its pid, all; else what it has. Also returns why it lacks the
-    /// others.
+    /// What is to be observed of a process: all that is selected if its pid was given, else what it has. Also returns
+    /// why it lacks the rest.
     fn available(
         &self,
         target: &Target,
@@ -495,8 +495,8 @@ impl<'s> Scanner<'s> {
     }
 }
 
-/// Whether a process that could not be opened has no program that could be meant: it was not denied, and has no probes that
-/// are damaged.
+/// Whether a process that could not be opened has no program that could be meant: it was not denied, and has no
+/// probes that are damaged.
 fn is_no_program_of_ocaml(error: &Error) -> bool {
     error.denial().is_none() && !may_have_functions(error)
 }
