@@ -9,7 +9,7 @@ use probes_lib::{GcPauses, RingEntry, RuntimeEvents, Target};
 use super::model::CollectorFigures;
 use crate::clock::monotonic_now;
 
-/// In silence, the flag is read at least every so many figures.
+/// While no events come, the flag is read at least once in this many figures.
 const LONGEST_UNREAD: u32 = 32;
 
 /// Reads the events of a process.
@@ -35,14 +35,15 @@ struct CollectorActivity {
     silence: Silence,
 }
 
-/// How long no events have come. A program that pauses its events writes none about that: its flag is read now and then.
+/// For how long no events have come. A program that pauses its events writes no event about that: its flag is read
+/// now and then.
 #[derive(Debug, Default)]
 struct Silence {
     /// Whether an event was read since the last figures.
     is_broken: bool,
     /// How many times figures were taken since the last event.
     figures: u32,
-    /// Whether the flag said so last.
+    /// Whether events were paused when the flag was last read.
     events_are_paused: bool,
 }
 
@@ -95,8 +96,8 @@ impl CollectorEvents {
     /// The figures since the last call.
     pub(super) fn figures(&mut self) -> CollectorFigures {
         let now = monotonic_now();
-        // What was written until now: of what is read later, only what is later than these figures counts. If it cannot be read,
-        // the next reading says so.
+        // Reads what was written until now: of what is read later, only what is later than these figures counts. If
+        // it cannot be read, the next reading says so.
         let _ = self.read();
         let target = &self.target;
         let are_off = || matches!(target.check_events(), Ok(false));
@@ -115,18 +116,19 @@ impl CollectorActivity {
         }
     }
 
-    /// Adds a pause that has ended, or so much of it as there is: to the time in pauses only what is later than the last figures, but to
-    /// the longest all of it.
+    /// Adds a pause that has ended, or the part so far of one that is under way. Only its time after the last figures
+    /// counts as time in pauses, but all of it for the longest pause.
     fn add_pause(&mut self, domain: u32, began: u64, time: Duration) {
         let before = Duration::from_nanos(self.since.saturating_sub(began));
         *self.paused.entry(domain).or_default() += time.saturating_sub(before);
         self.longest = self.longest.max(time);
     }
 
-    /// The figures since the last call, at `now` in nanoseconds of CLOCK_MONOTONIC. `are_paused` reads the flag of the program.
+    /// The figures since the last call, at `now` in nanoseconds of CLOCK_MONOTONIC. `are_paused` reads the flag of
+    /// the program.
     fn figures(&mut self, now: u64, are_paused: impl FnOnce() -> bool) -> CollectorFigures {
         let events_are_paused = self.silence.are_paused(are_paused);
-        // While events are paused, their ends are not written.
+        // While events are paused, the ends of pauses are not written.
         let under_way = self.pauses.under_way().filter(|_| !events_are_paused);
         for (domain, began) in under_way.collect::<Vec<_>>() {
             let time = Duration::from_nanos(now.saturating_sub(began));
@@ -156,8 +158,8 @@ impl CollectorActivity {
 }
 
 impl Silence {
-    /// Whether events are paused, to be called for all figures. The flag is read in silence only, first at once and then less and less
-    /// often, since its address is looked up in the program's symbols.
+    /// Whether events are paused; to be called for all figures. The flag is read only while no events come, first at
+    /// once and then less and less often, since its address is looked up in the program's symbols.
     fn are_paused(&mut self, read: impl FnOnce() -> bool) -> bool {
         if std::mem::take(&mut self.is_broken) {
             *self = Silence::default();
@@ -193,7 +195,7 @@ mod tests {
             work.add(&event(domain, from, RuntimeEventKind::Begin("minor")));
             work.add(&event(domain, to, RuntimeEventKind::End("minor")));
         };
-        // Of the first one, a tenth of a second was before.
+        // A tenth of a second of the first pause was before.
         pause(&mut work, 0, SECOND - SECOND / 10, SECOND + SECOND / 10);
         pause(&mut work, 1, SECOND, SECOND + SECOND / 4);
         pause(&mut work, 1, 2 * SECOND, 2 * SECOND + SECOND / 4);

@@ -65,7 +65,7 @@ impl Point {
 /// A function, or a site of a USDT probe, that is counted.
 #[derive(Clone, Copy, Debug)]
 struct CountedFunction {
-    /// Among those that are counted.
+    /// Its index among the counted functions.
     index: usize,
     address: LiveAddr,
     is_usdt: bool,

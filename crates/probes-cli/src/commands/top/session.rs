@@ -135,7 +135,8 @@ impl Session {
         outcome.map(|()| names)
     }
 
-    /// Removes the observation; returns how many bytes stay mapped. Names processes that were forked and could not be restored.
+    /// Removes the observation; returns how many bytes stay mapped. Names processes that were forked and could not be
+    /// restored.
     pub(super) fn remove(
         &mut self,
         signals: &TerminationSignals,
@@ -165,7 +166,7 @@ fn counters(report: &Report, name: &str) -> (u16, u16) {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // A panic is no time to report errors.
+        // Errors are not reported during a panic.
         while let Some(hold) = self.switched.pop() {
             let _ = hold.release(Options::default());
         }

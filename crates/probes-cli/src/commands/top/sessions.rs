@@ -33,9 +33,10 @@ struct Following {
     forked: ForkedProcesses,
     observation: Observation,
     options: Options,
-    /// Those that could not be observed.
+    /// The processes that could not be observed.
     failed: Vec<(i32, Failure)>,
-    /// Those whose hits and times until they were found are missing, each with the process that has forked it.
+    /// The processes whose hits and times until they were found are missing, each with the process that has forked
+    /// it.
     late: Vec<(i32, i32)>,
     /// How many have no row: each process has rows of its own, and these were found after the screen was set up.
     without_row: usize,
@@ -48,7 +49,7 @@ struct ProcessSession {
     last: Option<Reading>,
     /// The indices in [`Sessions::functions`] of its functions, in the order of its readings; `None` before the first.
     function_rows: Option<Vec<usize>>,
-    /// Whether it can be read no more.
+    /// Whether it cannot be read any more.
     has_ended: bool,
 }
 
@@ -244,7 +245,8 @@ impl Sessions {
         }
     }
 
-    /// Reads the figures so far; `None` if all processes have exited or executed new programs, or other tools have replaced this one.
+    /// Reads the figures so far; `None` if all processes have exited or exec'd, or other tools have replaced this
+    /// one.
     pub(super) fn sample(&mut self) -> Option<TotalReading> {
         self.read();
         // Afterwards: if a process has just exited, what it has forked is observed from now on.
