@@ -285,7 +285,7 @@ pub(super) fn thread_text(event: &Event) -> String {
     event.thread.map_or("-".to_owned(), |tid| tid.to_string())
 }
 
-/// The arguments of a hit, or that a function returns, and what.
+/// The arguments of a hit; or, where a function returns, that it returns, and what.
 fn arguments_or_return_text(event: &Event) -> String {
     let arguments = arguments_text(event);
     match event.kind {

@@ -23,7 +23,8 @@ use crate::text::{Escaped, number_of, ocaml_string};
 pub(crate) struct KeyedReading {
     counts: KeyedCounts,
     refused: Vec<RefusedFunction>,
-    /// How long hits were counted before the time of the observation began: of several processes, the first is observed for longer.
+    /// For how long hits were counted before the time of the observation began: of several processes, the first is
+    /// observed for longer.
     lead: Duration,
     /// Of several processes.
     rates: Option<KeyedRates>,
@@ -55,8 +56,8 @@ impl KeyedReading {
         KeyedReading { lead, ..self }
     }
 
-    /// The hits of several processes together, so long after the beginning. If they are `distinguished`, the pid is the first part of
-    /// each key.
+    /// The hits of several processes together, so long after the beginning. If they are `distinguished`, the pid is
+    /// the first part of each key.
     pub(crate) fn of_processes(
         each: &[(i32, KeyedReading)],
         distinguished: bool,

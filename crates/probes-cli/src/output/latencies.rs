@@ -203,7 +203,7 @@ pub(super) struct PairRow<'l> {
 enum Interleaving {
     Seen,
     NotSeen,
-    /// It may not be seen: nothing tells the events apart.
+    /// Nothing tells the events apart, so interleaving may not be seen.
     Unknown,
 }
 
@@ -226,9 +226,9 @@ impl Interleaving {
 pub(crate) struct Evidence {
     /// How many stops show that pairs interleave.
     pub(crate) interleaved: u64,
-    /// How many stops, or, by key, starts, show that pairs may.
+    /// How many stops, or, by key, starts, show that pairs may interleave.
     pub(crate) doubtful: u64,
-    /// How many events at least seem to move between threads.
+    /// At least how many events seem to move between threads.
     pub(crate) moved: u64,
     /// Whether stops find their starts by a key.
     by_key: bool,
@@ -277,7 +277,7 @@ impl Evidence {
             .or(self.is_unseen.then_some(Doubt::Unseen))
     }
 
-    /// The same in one or two words, for a line about one pair; empty if they are trusted.
+    /// Same as [`Evidence::doubt`], in one or two words, for a line about one pair; empty if the times are trusted.
     pub(super) fn short_words(self) -> &'static str {
         match self.doubt() {
             Some(Doubt::Interleaved(_) | Doubt::Moved(_)) => "untrusted",
@@ -287,7 +287,7 @@ impl Evidence {
         }
     }
 
-    /// What to do about that.
+    /// What to do about wrong times.
     fn advice(self) -> &'static str {
         if self.without_key > 0 {
             "ask for what all of these hits have: `ocaml-probes watch` shows their arguments"
@@ -299,7 +299,7 @@ impl Evidence {
         }
     }
 
-    /// What it says about the times in a sentence; `None` if they are trusted.
+    /// What the evidence says about the times, in a sentence; `None` if they are trusted.
     pub(crate) fn caution(self) -> Option<String> {
         Some(match self.doubt()? {
             Doubt::Interleaved(stops) => format!(
@@ -326,14 +326,14 @@ impl Evidence {
     }
 }
 
-/// Why times may be wrong, with the number of what shows it.
+/// Why times may be wrong, with how many hits show it.
 #[derive(Clone, Copy)]
 enum Doubt {
     Interleaved(u64),
     Moved(u64),
     Doubtful(u64),
     WithoutKey(u64),
-    /// It would not be seen if events interleave.
+    /// If events interleave, that would not be seen.
     Unseen,
 }
 
@@ -361,7 +361,7 @@ impl Doubt {
     }
 }
 
-/// Of times of which it would not be seen if events interleave.
+/// For times of pairs whose interleaving would not be seen.
 const MAY_INTERLEAVE: &str = "may interleave";
 
 /// The same in a sentence.
@@ -395,14 +395,14 @@ impl<'l> RecordedPairs<'l> {
         unknown(&self.0)
     }
 
-    /// Of each pair whose times may be wrong, its name, and what is seen in the words of the plain format.
+    /// For each pair whose times may be wrong: its name, and what is seen, in the words of the plain format.
     pub(super) fn doubts(&self) -> impl Iterator<Item = (String, String)> {
         let doubt_of = |pair: &PairRow<'_>| Some((pair.name(), pair.evidence.doubt()?.words()));
         self.0.iter().filter_map(doubt_of)
     }
 }
 
-/// Of each pair whose times may not be those of an event, its name and what is wrong, and what to do.
+/// For each pair whose times may not be those of an event: its name and what is wrong, and what to do.
 fn cautions(pairs: &[PairRow<'_>]) -> impl Iterator<Item = (String, &'static str)> {
     let doubted = pairs.iter().filter(|pair| pair.evidence.is_any());
     doubted.filter_map(|pair| {
@@ -412,7 +412,7 @@ fn cautions(pairs: &[PairRow<'_>]) -> impl Iterator<Item = (String, &'static str
     })
 }
 
-/// What is said of the pairs that look right, and of which it may not be seen if they interleave.
+/// A caution about the pairs that look right, but may interleave unseen.
 fn unknown(pairs: &[PairRow<'_>]) -> Option<String> {
     let unseen = pairs.iter().filter(|pair| pair.evidence.is_unseen);
     let names = unseen.map(PairRow::name);
@@ -461,17 +461,17 @@ impl<'l> Latencies<'l> {
         self
     }
 
-    /// Of each pair whose times may not be those of an event, its name and what is wrong, and what to do.
+    /// For each pair whose times may not be those of an event: its name and what is wrong, and what to do.
     pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, &'static str)> {
         cautions(&self.pairs)
     }
 
-    /// What is said of the pairs that look right, and of which it may not be seen if they interleave.
+    /// A caution about the pairs that look right, but may interleave unseen.
     pub(crate) fn unknown(&self) -> Option<String> {
         unknown(&self.pairs)
     }
 
-    /// Says of how many calls the times are not known, because they were not recorded.
+    /// Says how many calls have no times, because they were not recorded.
     pub(crate) fn lost_calls(&self) -> Option<String> {
         let (names, lost, calls) = self.functions.lost();
         let names = join_first_few(&names)?;
@@ -482,7 +482,7 @@ impl<'l> Latencies<'l> {
         ))
     }
 
-    /// Says of how many pairs the times are not known, because there was no room for their starts.
+    /// Says how many pairs have no times, because there was no room for their starts.
     pub(crate) fn lost_times(&self) -> Option<String> {
         let lost = self.pairs.iter().map(|it| it.lost);
         let lost = lost.fold(0, u64::saturating_add);

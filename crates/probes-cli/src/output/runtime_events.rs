@@ -148,7 +148,8 @@ impl EventLines {
         }
     }
 
-    /// The lines of events that were read together, in the order of their times, after what was lost before them in each domain.
+    /// The lines of events that were read together, in the order of their times, after what was lost before them in
+    /// each domain.
     pub(crate) fn text(
         &mut self,
         names: &[RuntimeEventName],

@@ -161,9 +161,9 @@ impl SlowPairs {
         }
     }
 
-    /// Returns the lines of slow pairs, and how many pairs are left out because `reading`, which returns what was
-    /// measured in a process until now, does not have them. A pair comes with the pid of its process if there are
-    /// several. A table goes on where the call before has ended.
+    /// Returns the lines of slow pairs, and how many pairs are left out because they are not in `reading`, which
+    /// returns what was measured in a process until now. A pair comes with the pid of its process if there are
+    /// several. A table continues that of the call before.
     pub(crate) fn lines<'r>(
         &mut self,
         pairs: &[(Option<i32>, SlowPair)],

@@ -18,7 +18,7 @@ pub(super) struct Chart {
     pub(super) figures: String,
     /// What is wrong, if anything.
     pub(super) caution: Option<String>,
-    /// What each stands for, and its count, which is shown as its length.
+    /// The label of each bar, and its count, which is shown as its length.
     pub(super) bars: Vec<(String, u64)>,
 }
 

@@ -45,7 +45,8 @@ impl StreamedTable {
             .fold(lines, |lines, row| lines + &self.line(row))
     }
 
-    /// Appends the lines of the `pending` rows, of which there are none then; if there are none, not even the head.
+    /// Appends the lines of the `pending` rows, and empties these. If there are none, appends nothing, not even the
+    /// head.
     pub(super) fn append(
         &mut self,
         head: &[&str],

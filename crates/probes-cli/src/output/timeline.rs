@@ -30,7 +30,7 @@ pub(crate) enum TimelineFormat {
     Fxt,
 }
 
-/// The ends of names of files in these formats.
+/// The extensions of files in these formats, for messages.
 pub(crate) const SUFFIXES: &str = ".perfetto-trace, .json or .fxt";
 
 impl TimelineFormat {
@@ -72,7 +72,7 @@ pub(crate) struct TracedProcess {
 pub(crate) struct TrackId(pub(crate) u32);
 
 impl TrackId {
-    /// That of the process.
+    /// The track of the process.
     pub(crate) const PROCESS: TrackId = TrackId(0);
 }
 
@@ -147,7 +147,7 @@ pub(crate) trait Encoder: Send {
     fn track(&mut self, id: TrackId, of: &TrackOf, name: &str, to: &mut Vec<u8>);
     fn name(&mut self, id: NameId, name: &str, to: &mut Vec<u8>);
     fn event(&mut self, event: &TrackEvent, to: &mut Vec<u8>);
-    /// What a file of this format ends with, to be written over by what comes next.
+    /// What a file of this format ends with; the next block is written over it.
     fn end(&self) -> &'static [u8] {
         b""
     }

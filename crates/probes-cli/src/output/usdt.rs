@@ -1,5 +1,5 @@
-//! [`UsdtListing`]: the USDT probes of all providers of a process or a file, in all formats. The field names are those of the
-//! JSON output: new ones may be added, none renamed.
+//! [`UsdtListing`]: the USDT probes of all providers of a process or a file, in all formats. The field names are
+//! those of the JSON output: new ones may be added, none renamed.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

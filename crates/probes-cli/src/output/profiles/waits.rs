@@ -173,18 +173,19 @@ pub(super) fn variance_of_sample(seconds: Duration, samples: u64) -> f64 {
     (seconds.as_secs_f64() / (samples.max(1) as f64)).powi(2)
 }
 
-/// Returns the variance of the time in which a thread did one thing, in seconds squared, from that of the samples that found it and that of
-/// all samples.
+/// Returns the variance of the time in which a thread did one thing, in seconds squared, from that of the samples
+/// that found it doing so and that of all samples.
 ///
-/// If it does it in a share p of them, that of a sample that stands for a time t is t² p (1 - p). The share is estimated by the rule
-/// of succession, as if there were `one` sample more of both: what was never seen may have happened all the same.
+/// If it does so in a share p of the samples, the variance of a sample that stands for a time t is t² p (1 - p). The
+/// share is estimated by the rule of succession, as if there were `one` sample more of both: what was never seen may
+/// have happened all the same.
 pub(super) fn variance_of_part(part: f64, all: f64, one: f64) -> f64 {
     let share = (part + one) / (all + 2.0 * one).max(f64::MIN_POSITIVE);
     all * share * (1.0 - share)
 }
 
-/// Returns the variance of the time of all waits, in seconds squared, that is due to sampling: in each sample that is not exact, a thread
-/// either waits or runs.
+/// Returns the variance of the time of all waits, in seconds squared, that is due to sampling: in each sample that is
+/// not exact, a thread either waits or runs.
 fn variance_of_waits<'s>(
     stacks: impl Iterator<Item = &'s ProfiledStack>,
     seconds: Duration,

@@ -5,7 +5,8 @@
 //! earlier blocks | end            the next write replaces the end by a block and the end
 //! ```
 //!
-//! One that is written only in the end ([`TimelineFile::replace`]) keeps its old contents until the new ones are whole.
+//! A file that is written only in the end ([`TimelineFile::replace`]) keeps its old contents until the new ones are
+//! complete.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -27,7 +28,7 @@ pub(crate) struct TimelineFile {
     end: &'static [u8],
     /// Whether a block could not be written: then no more are.
     has_failed: bool,
-    /// What is written instead, and takes its place in the end.
+    /// The file that is written instead, and replaces this one in the end.
     replacement: Option<Replacement>,
     /// Whether we have made it, and nothing was written.
     is_new: bool,
@@ -62,7 +63,7 @@ impl TimelineFile {
         })
     }
 
-    /// From now on, everything is written to another file, which takes the place of this one when that is finished, if it can.
+    /// From now on, writes to another file, which replaces this one once it is finished, if that is possible.
     ///
     /// # Errors
     ///
@@ -75,7 +76,7 @@ impl TimelineFile {
         Ok(())
     }
 
-    /// The other file could not be written: it is removed, and this one is as it was.
+    /// The other file could not be written: it is removed, and this file is as it was.
     fn kept(&mut self, error: io::Error) -> Failure {
         self.has_failed = true;
         self.replacement = None;
@@ -138,7 +139,7 @@ impl TimelineFile {
         Ok(())
     }
 
-    /// Writes the end of a file that cannot be written over, or of one that takes the place of another.
+    /// Writes the end of a file whose end cannot be written over, or that replaces another.
     pub(crate) fn finish(&mut self, end: &'static [u8]) -> Result<(), Failure> {
         if let Some(mut replacement) = self.replacement.take() {
             self.end = end;

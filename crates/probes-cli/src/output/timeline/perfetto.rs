@@ -1,8 +1,9 @@
-//! Perfetto's protobuf: packets with track descriptors, interned names and track events. The numbers of fields are those of
-//! `protos/perfetto/trace/` in Perfetto's sources.
+//! Perfetto's protobuf: packets with track descriptors, interned names and track events. The numbers of fields are
+//! those of `protos/perfetto/trace/` in Perfetto's sources.
 //!
-//! Most packets have events, a million a second, so these are small: the time of one is how much later it is than the last one,
-//! on a clock of the sequence (`is_incremental`), as Perfetto's own writer has it. If it is earlier, it has a time of CLOCK_MONOTONIC.
+//! Most packets have events, a million a second, so these are small: the time of one is the difference to the latest
+//! time before it, on a clock of the sequence (`is_incremental`), as in Perfetto's own writer. An earlier packet has
+//! a time of CLOCK_MONOTONIC.
 
 mod event_packet;
 

@@ -50,10 +50,11 @@ pub(super) struct EventFields {
     pub(super) value: Option<u64>,
 }
 
-/// The most bytes of a packet without annotations: ten fields and lengths, each with its number and a value of at most ten bytes.
+/// The most bytes of a packet without annotations: ten fields and lengths, each with its number and a value of at
+/// most ten bytes.
 const MAX_PACKET: usize = 112;
 
-/// A packet that is being written, in its place: bytes that were just written one by one take long to be copied together.
+/// A packet that is written in place: bytes that were just written one by one are slow to copy together.
 struct Packet<'t> {
     bytes: &'t mut [u8],
     len: usize,
@@ -82,7 +83,7 @@ impl Packet<'_> {
     }
 }
 
-/// What is before a field of this number and type.
+/// The key of a field: its number and type.
 const fn key(number: u32, kind: u32) -> u64 {
     (number << 3 | kind) as u64
 }
