@@ -37,8 +37,9 @@ pub(crate) fn is_unprintable(character: char) -> bool {
         )
 }
 
-/// The names of functions with `;` between them, as one line of the folded format that flamegraph.pl and inferno read;
-/// in names, `;` is shown as `:`. They are escaped: some control characters are not permitted in XML (1.0, section 2.2).
+/// The names of functions with `;` between them, as one line of the folded format that flamegraph.pl and inferno
+/// read; in names, `;` is shown as `:`. They are escaped: some control characters are not permitted in XML (1.0,
+/// section 2.2).
 pub(crate) fn folded_path(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let names = names.into_iter();
     let names = names.map(|name| Escaped(name.as_ref()).to_string().replace(';', ":"));

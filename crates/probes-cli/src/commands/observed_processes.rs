@@ -21,9 +21,9 @@ pub(super) struct OpenedProcesses {
 }
 
 impl OpenedProcesses {
-    /// Opens the selected processes. If there is one, and the answer does not have the form for several (`is_of_several`), a
-    /// failure to open it is returned; otherwise it is recorded, and the others are observed. Also returns the output, whose
-    /// messages are about the process if there is one.
+    /// Opens the selected processes. If there is one, and the answer does not have the form for several
+    /// (`is_of_several`), a failure to open it is returned; otherwise it is recorded, and the others are observed.
+    /// Also returns the output, whose messages are about the process if there is one.
     pub(super) fn open(
         selection: &TargetSelection,
         pids: &[i32],

@@ -170,7 +170,8 @@ fn picture_path(args: &Args) -> Option<(PictureKind, &Path)> {
     Some((PictureKind::of(path)?, path))
 }
 
-/// Begins to profile a process. One that we have started may execute programs meanwhile, as scripts do: then it begins again.
+/// Begins to profile a process. One that we have started may execute programs meanwhile, as scripts do: then it
+/// begins again.
 fn begin(args: &Args, pid: i32, output: &Output) -> Result<(Target, Profiler), Failure> {
     /// More often than programs execute others, one after the other.
     const MAX_TRIES: usize = 100;

@@ -122,8 +122,8 @@ pub(super) struct Outcome<T> {
     pub(super) targets: Vec<Target>,
     /// What was read last of each process of which anything was read, by its pid.
     pub(super) last: Vec<(i32, T)>,
-    /// When the last reading was, since the beginning. It is before the end only if one process is observed, and it is gone
-    /// or its observation could not be removed.
+    /// When the last reading was, since the beginning. It is before the end only if one process is observed, and it
+    /// is gone or its observation could not be removed.
     pub(super) read_until: Duration,
     /// How long it took.
     pub(super) lasted: Duration,
@@ -155,8 +155,8 @@ impl<T> Outcome<T> {
         self.failures.add(printed);
     }
 
-    /// Prints the results, with a text before them, and writes their picture, if there is a file for it. Warns of what is
-    /// wrong with them, and reports what has failed.
+    /// Prints the results, with a text before them, and writes their picture, if there is a file for it. Warns of
+    /// what is wrong with them, and reports what has failed.
     pub(super) fn finish_with(
         mut self,
         before: Result<String, Failure>,

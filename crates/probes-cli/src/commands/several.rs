@@ -160,8 +160,8 @@ impl<'o> SeveralObservations<'o> {
     /// exited; then removes the observation from all processes. In between, each process is read too, because it may
     /// exit. Returns what was observed until then, whatever fails.
     ///
-    /// If all are read together in the end, what [`ReadingHandler::last`] returns is kept only of those that could not be
-    /// read then.
+    /// If all are read together in the end, what [`ReadingHandler::last`] returns is kept only of those that could
+    /// not be read then.
     pub(super) fn run<H: ReadingHandler>(
         mut self,
         mut display: Display,
@@ -208,8 +208,8 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
-    /// Removes the observation from all processes, whatever has failed so far. Of those that `are_read`, the last reading
-    /// stays.
+    /// Removes the observation from all processes, whatever has failed so far. Of those that `are_read`, the last
+    /// reading stays.
     fn remove_all<H: ReadingHandler>(
         &mut self,
         lasted: Duration,

@@ -9,10 +9,10 @@
 //!                    └────────────────────────────────────────────┘
 //! ```
 //!
-//! The program stays in the process group that the shell has made for us. So the terminal's signals
-//! (Ctrl-C, Ctrl-\, Ctrl-Z, hang-up, window size) reach it from the kernel, and it may read from the
-//! terminal only while the group is in the foreground. All our own signals are blocked and read one by one: none can end or stop
-//! us before the program.
+//! The program stays in the process group that the shell has made for us. So the terminal's signals (Ctrl-C, Ctrl-\,
+//! Ctrl-Z, hang-up, window size) reach it from the kernel, and it may read from the terminal only while the group is
+//! in the foreground. All our own signals are blocked and read one by one: none can end or stop us before the
+//! program.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -241,7 +241,8 @@ impl<'k> KeyedReport<'k> {
         (self.keys.len(), sum)
     }
 
-    /// The lines below those of the keys that are shown: how many hits, and of what (`of 3 more keys`, `other`, `untyped`).
+    /// The lines below those of the keys that are shown: how many hits, and of what (`of 3 more keys`, `other`,
+    /// `untyped`).
     fn rest(&self) -> Vec<(u64, f64, String)> {
         let mut rest = Vec::new();
         let hidden = self.keys.get(self.shown..).unwrap_or_default();

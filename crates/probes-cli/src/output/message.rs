@@ -61,7 +61,8 @@ pub(crate) enum WarningKind {
     PauseLeftOut,
     /// The file of runtime events that were switched on is left.
     LeftFile,
-    /// Functions, or sites of USDT probes, that were selected cannot be counted or timed, or results cannot be recorded.
+    /// Functions, or sites of USDT probes, that were selected cannot be counted or timed, or results cannot be
+    /// recorded.
     Uncounted,
     /// Calls of functions that are timed were not recorded: their figures are those of the others.
     LostCalls,

@@ -87,8 +87,8 @@ impl SiteSources {
 }
 
 impl<'u> UsdtListing<'u> {
-    /// The `selected` ones of `probes`, which are those of the process `pid`, or of a file. Sites are shown if there are
-    /// `sources` for them.
+    /// The `selected` ones of `probes`, which are those of the process `pid`, or of a file. Sites are shown if there
+    /// are `sources` for them.
     pub(crate) fn of(
         probes: &'u UsdtProbes,
         selected: &[UsdtProbe<'u>],

@@ -37,7 +37,8 @@ pub(super) enum Names {
 
 type FoundNames = BTreeMap<String, String>;
 
-/// The processes of this user, or of all users if this is root, whose pid begins with `typed`; kernel threads have no command.
+/// The processes of this user, or of all users if this is root, whose pid begins with `typed`; kernel threads have no
+/// command.
 pub(super) fn pids(typed: &str) -> FoundNames {
     let until = Instant::now() + PATIENCE;
     let own = geteuid();

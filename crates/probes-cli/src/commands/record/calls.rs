@@ -93,7 +93,8 @@ impl LeftOut {
         self.0 = self.0.max(Some(place));
     }
 
-    /// A call at this place ends, and those at lower ones were unwound; returns whether it may be one that was left out.
+    /// A call at this place ends, and those at lower ones were unwound; returns whether it may be one that was left
+    /// out.
     fn leave(&mut self, place: i64) -> bool {
         let is_left_out = self.0 >= Some(place);
         self.0 = self.0.filter(|outermost| *outermost > place);

@@ -392,8 +392,8 @@ impl Processes {
         self.forget_some();
     }
 
-    /// If too many processes are shown that are not observed, or too many rows, forgets the ones that exited earliest or,
-    /// if none has, those that are refused.
+    /// If too many processes are shown that are not observed, or too many rows, forgets the ones that exited earliest
+    /// or, if none has, those that are refused.
     fn forget_some(&mut self) {
         loop {
             let is_too_many = self.each.len() - self.observed() > MAX_OTHERS;

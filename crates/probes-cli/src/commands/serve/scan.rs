@@ -382,8 +382,8 @@ impl<'s> Scanner<'s> {
         }))
     }
 
-    /// Begins to observe a process. `None` if it is selected by its name alone, and it has exited or exec'd meanwhile, or
-    /// is not meant: then no error is reported.
+    /// Begins to observe a process. `None` if it is selected by its name alone, and it has exited or exec'd
+    /// meanwhile, or is not meant: then no error is reported.
     fn begin(&self, pid: i32, was_replaced: bool) -> Result<Option<Begun>, Failure> {
         let is_given = self.wanted.selection.given().contains(&pid);
         match self.try_begin(pid, is_given, was_replaced) {

@@ -238,8 +238,8 @@ impl Model {
         model
     }
 
-    /// Sets the hits since the beginning, as they were at `at`: `hits` returns those of a probe, by its name; `functions`
-    /// are those of the functions, in the order in which these were given.
+    /// Sets the hits since the beginning, as they were at `at`: `hits` returns those of a probe, by its name;
+    /// `functions` are those of the functions, in the order in which these were given.
     pub(super) fn set_counts(
         &mut self,
         at: Duration,

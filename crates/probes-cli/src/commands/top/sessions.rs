@@ -185,8 +185,8 @@ impl Sessions {
         each.map(|one| (one.session.pid(), one.has_ended)).collect()
     }
 
-    /// Returns the names of the rows of probes, and the rows of functions with their addresses in the first process; the
-    /// address is 0 if that has no such function.
+    /// Returns the names of the rows of probes, and the rows of functions with their addresses in the first process;
+    /// the address is 0 if that has no such function.
     pub(super) fn rows(&mut self) -> (Vec<String>, Vec<NewRow>) {
         self.read();
         let mut probes = Vec::new();
