@@ -14,7 +14,7 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// The first one whose process has this pid in the page.
+    /// The first question whose process has this pid in the page.
     pub(crate) fn about(pid: &str) -> Question {
         let found = questions().into_iter().find(|it| it.command.contains(pid));
         found.unwrap()
@@ -26,8 +26,8 @@ impl Question {
         behind.split_once(' ').unwrap().1
     }
 
-    /// Asserts that each line of the answer has its like in what was printed: the same words, with other numbers; and that
-    /// no other lines were printed, except more slow pairs.
+    /// Asserts that each line of the answer was printed, with the same words and other numbers, and that no other
+    /// lines were printed, except more slow pairs.
     pub(crate) fn assert_answered(&self, stdout: &str) {
         let printed = stdout.lines().filter(|it| !is_bar(it));
         let shapes: Vec<String> = printed.map(shape).collect();
@@ -51,7 +51,7 @@ fn questions() -> Vec<Question> {
         assert!(part.starts_with(&format!("{number}. ")), "{part}");
         let (_, block) = part.split_once("```console\n$ ").unwrap();
         let (block, script) = block.split_once("```\n").unwrap();
-        // What bpftrace answers it with, or why it does not.
+        // How bpftrace answers it, or why it does not.
         assert!(script.trim().len() > 20, "{part}");
         let (command, answer) = block.split_once('\n').unwrap();
         Question {
@@ -104,7 +104,7 @@ fn shapes_are_lines_without_numbers() {
 #[test]
 fn twenty_questions_are_answered_as_documented() {
     let mut service = Command::new(program("service"));
-    // Ticks without a pause of note, and a small minor heap, so that it is collected.
+    // Ticks almost without a pause, and a small minor heap, so that it is collected.
     service.arg("5").env("OCAMLRUNPARAM", "s=4k");
     service.stdout(std::process::Stdio::null());
     let service = Guard::spawn(&mut service);

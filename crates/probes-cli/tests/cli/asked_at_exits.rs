@@ -238,7 +238,7 @@ fn calls_are_chosen_by_their_times() {
                 assert_eq!(function["unwound"], 0, "{flags} {function}");
             }
         }
-        // Of those that are shown one by one, too.
+        // The same for calls that are shown one by one.
         let flags = "-json -over 1ms -fn lasts -where elapsed<80ms";
         let tool = observing("latency", flags, target.pid());
         target.ask("last 2 100000", "lasted");

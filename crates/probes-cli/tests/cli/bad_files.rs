@@ -54,19 +54,19 @@ fn programs_without_ocaml_probes_get_a_hint() {
 #[test]
 fn bytecode_without_probes_is_called_bytecode() {
     let file = program("bytecode/unprobed.bc");
-    let is_told = |error: &str| {
+    let assert_called_bytecode = |error: &str| {
         assert!(error.contains("runs OCaml bytecode"), "{error}");
         let hint = "hint: probes exist only in native code: build the program with ocamlopt";
         assert!(error.contains(hint), "{error}");
     };
     for line in ["list", "trace -enable-all", "trace -count"] {
-        is_told(&run_on(line, &file).failure());
+        assert_called_bytecode(&run_on(line, &file).failure());
     }
     let target = Talker::start(&file);
     for line in ["info", "attach -enable-all", "count", "watch -regexp ."] {
-        is_told(&run(&format!("{line} -pid {}", target.pid())).failure());
+        assert_called_bytecode(&run(&format!("{line} -pid {}", target.pid())).failure());
     }
-    // The process that was to run it is gone.
+    // The error names no pid: the process that was to run the file is gone.
     let with_notes = program("closures/bytecode");
     for line in ["trace -enable-all", "trace -count"] {
         let error = run_on(line, &with_notes).failure();
@@ -75,7 +75,7 @@ fn bytecode_without_probes_is_called_bytecode() {
         let error = object(&run_on(&format!("{line} -json"), &with_notes).stderr);
         assert_eq!(error["pid"], Value::Null);
     }
-    // It is followed: what it executes may have probes.
+    // With -follow, the file is run: what it executes may have probes.
     let followed = run_on("trace -follow -enable-all", &file);
     assert_eq!(followed.code, Some(0), "{followed:?}");
     assert!(followed.stderr.contains("runs OCaml bytecode"));

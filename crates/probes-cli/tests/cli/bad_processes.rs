@@ -117,7 +117,7 @@ fn kernel_thread_is_refused() {
             "give the pid of a process that runs a program",
         ),
         None => {
-            // A separate pid namespace shows no kernel threads: there, pid 2 is none.
+            // In a pid namespace that shows no kernel threads, pid 2 is another process, or none.
             assert!(!is_kernel_thread(2));
             let error = run("info -pid 2");
             assert!(!error.stderr.contains("kernel thread"), "{error:?}");
@@ -243,7 +243,7 @@ fn commands_on_undumpable_processes_suggest_sudo() {
             assert!(error.ends_with("\nhint: use sudo\n"), "{line}: {error}");
         }
 
-        // Meanwhile: what was begun cannot be undone.
+        // The process becomes undumpable while a command waits: what the command has begun cannot be undone.
         for (line, begun, hint) in [
             (
                 "attach -enable ping -for 1h",

@@ -22,7 +22,8 @@ impl Step {
         self.answer.iter().any(|it| is_error(it))
     }
 
-    /// Whether it prints the same columns whatever the process does at this moment; a table leaves out those that have only zeros.
+    /// Whether it prints the same columns whatever the process does at this moment; a table leaves out those that
+    /// have only zeros.
     fn has_fixed_columns(&self) -> bool {
         let command = self.command.strip_prefix("ocaml-probes ");
         command.is_some_and(|it| !it.starts_with("stack ") && !it.contains("-format table"))
@@ -41,8 +42,8 @@ impl Step {
     }
 }
 
-/// What lines have in common that show the same figures, whatever these are: how many numbers a line begins with, or else its words
-/// without those that have digits.
+/// What lines that show the same figures have in common, whatever their values: how many numbers a line begins with,
+/// or else its words without those that have digits.
 fn shape(line: &str) -> Vec<&str> {
     let has_digit = |word: &str| word.contains(|it: char| it.is_ascii_digit());
     let is_number = |word: &&str| {
@@ -153,7 +154,8 @@ fn run(page: &str) {
             "{}: no output",
             step.command
         );
-        // The figures are those of other seconds. But lines that begin as the first one on the page have as many columns.
+        // The figures differ from those of the page, but lines that begin like the first one on the page have as many
+        // columns.
         let shown = step.answer.iter().find(|it| it.trim() != "...");
         if let Some(shown) = shown.filter(|_| step.has_fixed_columns()) {
             let shown_shape = shape(shown);

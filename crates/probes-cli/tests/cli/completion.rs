@@ -173,8 +173,8 @@ fn shell(name: &str) -> Terminal {
     terminal
 }
 
-/// Types `typed` in a command that is not run, and presses `tabs`; waits until the line or the list below it has `shown`, and then for
-/// an empty line.
+/// Types `typed` in a command that is not run, and presses `tabs`; waits until the line or the list below it has
+/// `shown`, and then for an empty line.
 fn completed(terminal: &Terminal, typed: &str, tabs: &[&str], shown: &str) {
     let line = format!("false && {typed}");
     terminal.press(&["-l", &line]);

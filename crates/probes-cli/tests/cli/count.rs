@@ -26,7 +26,7 @@ pub(crate) fn observing(line: &str, pid: i32) -> Talker {
     observing_with(line.split(' '), pid)
 }
 
-/// The same, with words that may contain spaces.
+/// Same as [`observing`], with words that may contain spaces.
 pub(crate) fn observing_with<W: AsRef<OsStr>>(
     words: impl IntoIterator<Item = W>,
     pid: i32,
@@ -162,7 +162,7 @@ fn words(line: &str) -> Vec<&str> {
 fn hits_of_intervals_add_up_to_all() {
     for mut target in both_forms("gen_ocaml") {
         let mut tool = counting("-quiet -json -interval 1ms", target.pid());
-        // The hits come after an interval, and perhaps after the last one.
+        // At least one interval ends before the hits; the hits may come after the last one.
         let first = object(&tool.line().unwrap());
         target.hits();
         let lines = end(tool, Signal::SIGINT);
@@ -305,7 +305,7 @@ fn unread_answers_are_reported_as_cut_off() {
     }
 }
 
-/// Waits until a tool waits for its reader: in poll(2), without a timeout, of a signal and where the answer is written.
+/// Waits until a tool waits for its reader: it is in poll(2), without a timeout, for a signal and for its output.
 #[track_caller]
 fn wait_for_reader(tool: &Guard) {
     eventually("it waits for its reader", || {

@@ -8,17 +8,17 @@ use test_support::{Talker, fixture_forms, program, program_forms};
 use crate::count_functions::counting;
 use crate::support::{is_observed, object, run};
 
-/// How often there is each integer.
+/// The hits of each integer.
 type Hits = BTreeMap<i64, u64>;
 
-/// Returns the hits of each key, whose parts are those.
+/// Returns the parts of each key, and its hits.
 fn keys(json: &Value) -> Vec<(&Vec<Value>, u64)> {
     let all = json["keys"].as_array().unwrap().iter();
     all.map(|it| (it["key"].as_array().unwrap(), it["hits"].as_u64().unwrap()))
         .collect()
 }
 
-/// Returns the hits of each integer, each of which has one key.
+/// Returns the hits of each integer that is a key; no key comes twice.
 fn integers(json: &Value) -> Hits {
     let mut hits = Hits::new();
     for (key, many) in keys(json) {
@@ -28,7 +28,7 @@ fn integers(json: &Value) -> Hits {
     hits
 }
 
-/// Returns the hits that are of no key.
+/// Returns the hits of `other`, and the untyped ones.
 fn rest(json: &Value) -> (u64, u64) {
     let field = |name: &str| json[name].as_u64().unwrap();
     (field("other"), field("untyped"))
@@ -86,7 +86,8 @@ fn more_keys_than_room_add_up() {
     }
 }
 
-/// How often the fixture `calls` calls `leaf` with each argument, in each thread: with the number of each round, and with one more.
+/// How often the fixture `calls` calls `leaf` with each argument, in each thread: with the number of each round, and
+/// with one more.
 fn arguments_of_leaf(rounds: i64) -> impl Iterator<Item = i64> {
     (0..rounds).flat_map(|round| [round, round + 1])
 }

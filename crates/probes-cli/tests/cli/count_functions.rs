@@ -30,13 +30,13 @@ pub(crate) fn observing(name: &str, flags: &str, pid: i32) -> Observing {
     observing_several(name, flags, pid, 1)
 }
 
-/// The same with so many processes, of which this is one.
+/// Same as [`observing`], with `many` processes, of which `pid` is one.
 pub(crate) fn observing_several(name: &str, flags: &str, pid: i32, many: usize) -> Observing {
     let mut command = command([name, "-pid", &pid.to_string()]);
     observing_by(command.args(flags.split(' ')), many)
 }
 
-/// The same with a command that is made already.
+/// Same as [`observing_several`], with a command that exists.
 pub(crate) fn observing_by(command: &mut Command, many: usize) -> Observing {
     let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
@@ -284,7 +284,7 @@ fn of_many_functions_those_called_are_listed() {
         let shown = total["functions"].as_array().unwrap();
         assert!(all > 1000 && shown.len() < 500, "{all} {}", shown.len());
         assert!(shown.iter().all(|it| it["hits"].as_u64() > Some(0)));
-        // Those of the kernel are not meant by a pattern.
+        // A pattern does not select functions of the kernel.
         let refused = total["refused"].as_array().unwrap();
         assert!(
             refused.iter().all(|it| it["reason"] != "kernel_code"),
@@ -459,7 +459,7 @@ fn copying_stacks_kills_no_program() {
 fn age_of_the_last_reading_is_noted() {
     let mut target = Talker::start(&fixture("calls.pie"));
     let mut tool = counting("-fn leaf -interval 1ms", target.pid());
-    // It has been read.
+    // Once it prints a line, it has read the process.
     tool.tool.line().unwrap();
     target.guard().child().kill().unwrap();
     target.guard().wait();

@@ -48,7 +48,7 @@ pub(crate) fn run_all(targets: &mut [Talker]) {
     }
 }
 
-/// Checks that the rates of a process are those of the time for which it was observed: the first began first.
+/// Checks that rates are over the time for which each process was observed: the first one is observed for longest.
 fn check_rates(json: &Value, pids: &[i32]) {
     let seconds = |pid: i32| {
         let mut keys = json["keys"].as_array().unwrap().iter();

@@ -172,7 +172,7 @@ fn numbers_of_c_are_left_out_of_text() {
             (&refused["name"], &refused["reason"]),
             (&"numbers".into(), &"no_argument".into())
         );
-        // No type of an argument would do.
+        // The expression is wrong whatever the types of arguments are.
         let wrong = run(&format!(
             "count -pid {pid} -fn number?,text* -where str(tid)==\"GET\""
         ));

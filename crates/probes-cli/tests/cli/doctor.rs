@@ -162,7 +162,8 @@ fn doctor_traces_and_writes_nothing() {
         .lines()
         .filter_map(|line| Some(line.split_once(' ')?.1.trim_start()))
     {
-        // To know whether ptrace is permitted, it is tried on a pid that is never used; and a byte of the tool itself is written.
+        // To know whether ptrace is permitted, it is tried on a pid that is never used; and a byte of the tool itself
+        // is written.
         let is_harmless = match call.split('(').next().unwrap() {
             "ptrace" => call.starts_with("ptrace(PTRACE_SEIZE, 2147483647"),
             "pwrite64" => !call.contains("/mem>") || call.contains(", \"Z\", 1, "),
@@ -224,7 +225,7 @@ fn process_of_another_user_is_reported() {
     diagnosis.assert_predicts("user", &failure);
     assert_eq!(diagnosis.check("probes")["result"], "unknown");
     assert_eq!(diagnosis.command("info")["result"], "fails");
-    // That root traces it is not why: nobody may not read it either way.
+    // Root traces the process, but that is not the reason: `nobody` may not read it either way.
     let mut strace = Command::new("strace");
     let strace = strace.args(["-qq", "-o", "/dev/null", "-p", &pid]);
     let mut tracer = Guard::spawn(strace.stderr(Stdio::null()));

@@ -423,7 +423,7 @@ fn assert_runs_and_can_be_cleaned(talker: &mut Talker) {
     assert_eq!(states(pid), OFF);
 }
 
-/// Lets an accident happen at least so many times, and until an observer fails: one that has only to resume the
+/// Repeats the accident at least `times` times, and until an observer fails: an observer that has only to resume the
 /// process succeeds.
 fn end_lendings_by(accident: Accident, times: usize, talker: &mut Talker) {
     let mut has_failed = false;

@@ -229,7 +229,7 @@ fn daemons_are_counted_and_restored() {
             let total: Vec<&str> = total.collect();
             assert_eq!(hits(&total.join("\n"), "ping"), 6, "{counted}{said}");
             assert!(!is_observed(daemon));
-            // That of the first process, if it has exited, is expected.
+            // A warning about the first process is expected if that has exited.
             let warnings = said.matches("warning: ").count();
             let of_exit = said.matches(" has exited: the last reading is ").count();
             assert_eq!(warnings, usize::from(first_process_leaves), "{said}");

@@ -83,8 +83,8 @@ fn all_functions_are_listed_without_a_glob() {
 fn functions_say_whether_they_can_be_observed() {
     let scratch = Scratch::new();
     let (source, file) = (scratch.file("short.s"), scratch.file("short"));
-    // `first` has no padding after it; the exit of `exit` is a branch target; `second` ends with padding; `third` has a
-    // conditional jump to a part of the code that belongs to no function.
+    // `first` has no padding after it; the exit of `exit` is a branch target; `second` ends with padding; `third` has
+    // a conditional jump to a part of the code that belongs to no function.
     let functions = [
         ("first", "ret"),
         (

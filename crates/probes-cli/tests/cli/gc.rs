@@ -212,7 +212,7 @@ fn started_program_of_ocaml_4_is_timed() {
             counts.sort();
             counts
         };
-        // The same work, and what the program does at its start and end.
+        // The started program does the same work, and what it does at its start and end.
         let pairs = counts(&last).into_iter().zip(counts(&attached));
         for ((phase, all), (same, attached)) in pairs {
             assert_eq!(phase, same);
@@ -289,7 +289,7 @@ fn file_of_an_earlier_process_is_ignored() {
         "{said:?}"
     );
     assert_eq!(fs::read(&left).unwrap(), [1; 4096]);
-    // One that has the number now, and is no program of OCaml.
+    // A process that has this pid now, and is no program of OCaml.
     let other = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = other.pid();
     let directory = fs::read_link(format!("/proc/{pid}/cwd")).unwrap();

@@ -268,7 +268,7 @@ fn intervals_have_all_values_so_far() {
     let pid = target.pid();
     let mut tool = making("-fn Calls.leaf -of arg0 -interval 20ms -json", pid);
     target.ask("run 1 1000", "calls");
-    // One that began before the calls may still come.
+    // An interval that began before the calls may still end.
     let mut last = 0;
     while last < 1500 {
         let json = object(&tool.line().unwrap());

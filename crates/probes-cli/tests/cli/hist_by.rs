@@ -130,7 +130,7 @@ fn keys_are_of_any_kind() {
         ]);
         assert_eq!((&keys[0]["key"], keys.len()), (&key, 1), "{json}");
         assert_exact(&keys[0], &Values::from([(-995, 10)]));
-        // With a value of a probe's own kind: one without a sign is apart.
+        // With an unsigned value of the probe, which is kept apart.
         let tool = making("-probe ints -of u64(arg3) -by probe -json", pid);
         target.ask("hit 10", "done");
         let json = object(&tool.end().answer());
@@ -343,7 +343,7 @@ fn histograms_so_far_grow() {
     assert_eq!(counts(&total), expected);
 }
 
-/// A product of products, so deep.
+/// A product of products, `depth` levels deep.
 fn square(depth: u32) -> String {
     match depth {
         0 => "arg3".to_owned(),

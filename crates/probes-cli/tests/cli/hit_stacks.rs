@@ -61,8 +61,8 @@ pub(crate) fn last_stacks(hits: Vec<Value>) -> HashMap<i32, Value> {
     hits.into_iter().map(of_thread).collect()
 }
 
-/// Returns whether the callers in a stack, of which there are some, are among the frames of another one, or its last ones if the stack
-/// `is_whole`.
+/// Returns whether the callers in `stack`, of which there is at least one, are among the frames of `whole`, or are
+/// its last ones if `stack` `is_whole`.
 pub(crate) fn has_callers(whole: &[u64], stack: &[u64], is_whole: bool) -> bool {
     let callers = &stack[1..];
     let is_among = whole.windows(callers.len().max(1)).any(|it| it == callers);

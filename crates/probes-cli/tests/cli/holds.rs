@@ -214,7 +214,7 @@ fn executed_program_gives_back_nothing() {
         let pid = target.pid();
         hold_and_die(&target, "-enable ping");
         target.ask("exec", "ready");
-        // Without this, a record that is trusted would change nothing.
+        // Otherwise there would be nothing to give back, even if the record were trusted.
         run(&format!("attach -pid {pid} -enable ping")).answer();
         assert_eq!(holders(pid, "ping"), []);
         assert_eq!(release(pid), "");
@@ -312,7 +312,7 @@ fn hostile_record_changes_nothing_else() {
             let released =
                 run(&format!("attach -pid {pid} -release-dead -q -format plain")).answer();
             if matches!(what, "no end" | "escapes") {
-                // The counter says what the record does not.
+                // The counter shows what the record leaves open.
                 assert_eq!(released, "plain 1 -> 0, 1 site\n", "{what}");
             } else {
                 assert_eq!((released.as_str(), states(pid)), ("", before), "{what}");
@@ -403,7 +403,7 @@ const NOBODY: u32 = 65_534;
 #[test]
 fn user_sees_what_root_holds() {
     if !geteuid().is_root() {
-        // The other half: what is another user's is not ours to give back.
+        // Without root, only the release of our own hold is tested.
         return assert_eq!(release_of_own(), "plain 1 -> 0, 1 site\n");
     }
     for form in ["gen_ocaml_2.pie", "gen_ocaml_2.nopie"] {
@@ -453,7 +453,7 @@ fn directory_of_another_user_is_not_used() {
         let mut target = Talker::spawn(&mut as_user(user, &Command::new(fixture(form))));
         target.expect("ready");
         let pid = target.pid();
-        // Of root, not of the user.
+        // The directory belongs to root, not to the user.
         let _ = fs::create_dir(&directory);
         let line = format!("attach -pid {pid} -enable plain -for 10ms");
         let attached = run_command(&mut as_user(user, &command(line.split(' '))));

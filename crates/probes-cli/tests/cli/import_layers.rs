@@ -1,4 +1,5 @@
-//! Arrows run downwards: a file of the library imports only from its own layer, as ARCHITECTURE.md lists them, and lower ones.
+//! Arrows run downwards: a file of the library imports only from its own layer, as ARCHITECTURE.md lists them, and
+//! lower ones.
 
 use std::collections::BTreeMap;
 use std::fs;

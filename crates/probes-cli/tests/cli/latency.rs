@@ -167,7 +167,7 @@ fn assert_reported(caution: &Caution<'_>) {
 #[test]
 fn interleaving_pairs_are_untrusted_in_every_format() {
     assert_reported(&Caution {
-        // 14 pairs in 4 bursts, of each of which one stop has its own start.
+        // 14 pairs in 4 bursts; in each burst, one stop has its own start.
         command: "bursts 4",
         plain: " 0 0 0 start,stop interleaved 10 untrusted",
         json: [10.into(), 10.into(), false.into()],

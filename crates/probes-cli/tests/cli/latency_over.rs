@@ -32,8 +32,8 @@ fn answer_to_flight(target: &mut Talker, flags: &str, command: &str) -> Vec<Stri
     end(tool, Signal::SIGINT)
 }
 
-/// The lines that a tool writes to a file while it observes a process, because a pipe that is not read would fill up. `meanwhile` gets
-/// the pid of the tool.
+/// The lines that a tool writes to a file while it observes a process, because a pipe that is not read would fill up.
+/// `meanwhile` gets the pid of the tool.
 fn lines_of_file(line: &str, pid: i32, meanwhile: impl FnOnce(i32)) -> Vec<Value> {
     let scratch = Scratch::new();
     let file = scratch.file("lines");
@@ -194,8 +194,8 @@ fn started_programs_have_slow_pairs_too() {
     }
 }
 
-/// What `latency -json -over 0` says while a program executes a command: the slow calls that were shown, how many were dropped, and how
-/// many calls of each function the figures count.
+/// What `latency -json -over 0` says while a program executes a command: the slow calls that were shown, how many
+/// were dropped, and how many calls of each function the figures count.
 fn slow_calls(
     target: &mut Talker,
     functions: &str,
@@ -221,8 +221,8 @@ fn slow_calls(
     (calls, lost, counts)
 }
 
-/// Asserts that the figures count as many calls of each function as were shown; returns the first argument and the result of each call
-/// of a function, if it has them.
+/// Asserts that the figures count as many calls of each function as were shown; returns the first argument and the
+/// result of each call of a function, if it has them.
 fn values(
     calls: &[Value],
     counts: &HashMap<String, u64>,
@@ -277,13 +277,14 @@ fn slow_calls_of_c_have_results() {
         };
         let tails: Vec<Option<i64>> = (0..50).map(|it| (it & 1 == 0).then_some(it ^ 4)).collect();
         assert_eq!(results("tail"), tails);
-        // Of the C library, it is not known how many arguments functions have. The program writes its answer to descriptor 1.
+        // It is not known how many arguments functions of the C library have. The program writes its answer to
+        // descriptor 1.
         for (flags, argument) in [("write -args 1", Some(1)), ("write", None)] {
             let line = format!("latency -quiet -json -over 0 -fn {flags}");
             let pid = target.pid();
             let lines = lines_of_file(&line, pid, |_| {
                 target.ask(command.0, command.1);
-                // Its answer comes from the second call of `write`, so the first one has returned.
+                // The answer comes from the second call of `write`, so the first one has returned.
                 target.ask(command.0, command.1);
             });
             let call = lines.iter().find(|it| it["type"] == "slow_call").unwrap();

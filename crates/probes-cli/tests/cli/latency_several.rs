@@ -85,7 +85,8 @@ fn interleaving_in_one_of_several_is_reported() {
 fn timed_calls_of_several_processes_add_up() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
-    // Of 100, 200 and 300 rounds of 2 threads: a round calls `leaf` once or twice, and `raises` once, whose calls are unwound half the time.
+    // Of 100, 200 and 300 rounds of 2 threads: a round calls `leaf` once or twice, and `raises` once, whose calls are
+    // unwound half the time.
     let (leaves, raises) = ([300, 600, 900], [200, 400, 600]);
     let mut measure = |flags: &str| {
         let flags = format!(
@@ -101,7 +102,8 @@ fn timed_calls_of_several_processes_add_up() {
         let mut figures: Vec<_> = functions
             .map(|it| {
                 let number = |field: &str| it[field].as_u64().unwrap();
-                // Half changed or lost ones would be a defect; one that was unwound last is noticed only when its stack is used again.
+                // Lost calls and unmatched exits would be a defect. A call that was unwound last is noticed only when
+                // its stack is used again.
                 assert_eq!((number("lost"), number("unmatched_exits")), (0, 0), "{it}");
                 assert_eq!(it["address"].is_null(), it["pid"].is_null(), "{it}");
                 let calls = number("count") + number("unwound") + number("running");

@@ -247,8 +247,8 @@ fn selecting_unknown_probes_fails_with_a_suggestion() {
     assert!(json.contains("\"kind\":\"function.no_usdt\""), "{json}");
 }
 
-/// Builds a file with these notes. Each is a provider, a name, arguments and the offset of the site from `_start`, as they are written
-/// in assembly.
+/// Builds a file with these notes. Each is a provider, a name, arguments and the offset of the site from `_start`, as
+/// they are written in assembly.
 fn with_notes(scratch: &Scratch, notes: &[(&str, &str, &str, &str)]) -> PathBuf {
     let (source, file) = (scratch.file("notes.s"), scratch.file("notes"));
     let mut assembly = String::from(".text\n.globl _start\n_start: nop; ret\n");
@@ -374,7 +374,8 @@ fn file_without_section_headers_is_refused() {
     }
 }
 
-/// A copy of a program that can still be executed, but whose section header places the symbol table past the end of the file.
+/// A copy of a program that can still be executed, but whose section header places the symbol table past the end of
+/// the file.
 pub(crate) fn without_function_names(scratch: &Scratch, file: &Path) -> PathBuf {
     let bytes = fs::read(file).unwrap();
     let long = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;

@@ -48,7 +48,7 @@ fn each_subcommand_has_a_page_without_warnings() {
             .arg(directory.join(page));
         let found = output(lint.stderr(Stdio::piped()));
         let found = String::from_utf8_lossy(&found.stdout).into_owned();
-        // Who packs the pages dates them.
+        // The pages get their date when they are packaged.
         let found = found.lines().filter(|line| !line.contains("missing date"));
         let found: Vec<&str> = found.collect();
         assert!(found.is_empty(), "{page}: {found:#?}");

@@ -194,7 +194,7 @@ fn queries_of_postgresql_are_shown_with_text() {
     assert!(counted.contains("\"select 'answer 3';\""), "{counted}");
     assert_eq!(rest, ["0 0.0 other", "0 0.0 untyped"]);
     assert!(!is_observed(own));
-    // Of a connection that is made later, too, once its process is found.
+    // The same for a connection that is made later, once its process is found.
     let later = "-follow -fields args -limit 1 -usdt postgresql:query__start -where str(arg0)^=\"select\\032'later\"";
     let tool = observing_several("watch", later, server.pid(), 2);
     let mut client = server.client("psql", &["-X", "-q", "-A", "-t"]);

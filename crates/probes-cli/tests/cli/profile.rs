@@ -51,8 +51,8 @@ fn profile_of_several(
     (lines(tool), sums)
 }
 
-/// Profiles rounds of turns, and again more of them if that has few samples. On a busy machine, stops take long, and samples are
-/// taken less often.
+/// Profiles rounds of turns, and again more of them if that has few samples. On a busy machine, stops take long, and
+/// samples are taken less often.
 fn samples_of_turns(target: &mut Talker, flags: &[&str], rounds: u32) -> (Vec<String>, [f64; 2]) {
     const ENOUGH: f64 = 60.0;
     let mut times = 1;
@@ -71,8 +71,9 @@ fn samples_of_turns(target: &mut Talker, flags: &[&str], rounds: u32) -> (Vec<St
     }
 }
 
-/// Asserts that a sampled time is near one that a program has measured, from `least` to `most`, by five standard deviations of
-/// so many samples. Where processors are shared, samples are few, and a program measures also the time that it waits for a processor.
+/// Asserts that a sampled time is near one that a program has measured, from `least` to `most`, by five standard
+/// deviations of so many samples. Where processors are shared, samples are few, and a program measures also the time
+/// that it waits for a processor.
 #[track_caller]
 fn assert_near((samples, seconds): (f64, f64), found: f64, least: f64, most: f64) {
     let error = seconds * (0.02 + 5.0 * 0.5 / samples.sqrt());
@@ -120,7 +121,7 @@ fn times_are_those_of_the_program() {
         );
         let runnable = time("runnable_seconds");
         assert!(time("off_seconds") + runnable >= 0.98 * napped, "{profile}");
-        // Where samples are few, it may be in none.
+        // Where samples are few, the function may be in none.
         let computes = sampled_function(&profile, "computes").map_or(0.0, |it| it.1);
         let of_all = |field: &str| profile[field].as_f64().unwrap();
         let all = (of_all("samples"), of_all("seconds"));
@@ -134,7 +135,7 @@ fn times_are_those_of_the_program() {
         assert_near(all, naps, napped - runnable - unseen, napped);
         let total = function(&profile, "main").1;
         assert!(total >= naps + computes, "{profile}");
-        // One that has waited again before it was stopped is not read.
+        // A thread that has waited again before it was stopped is not read.
         let is_unread = |it: &Value| it["stack"] == "unread" && it["state"] == "running";
         let is_complete = |it: &&Value| it["stack"] == "complete" || is_unread(it) || is_unseen(it);
         let complete = stacks.iter().filter(is_complete).count();
@@ -265,7 +266,7 @@ fn time_on_and_off_processor_is_told_apart() {
             .find(|line| line.ends_with(&format!(" {name}")))
     };
     assert!(of("[clock_nanosleep]").is_none(), "{lines:?}");
-    // Where samples are few, it may be in none.
+    // Where samples are few, the function may be in none.
     let total = |line: &String| line.split(' ').nth(2).unwrap().parse::<f64>().unwrap();
     let computes = of("computes").map_or(0.0, total);
     let head = &lines[0];

@@ -426,7 +426,7 @@ fn flight_recorder_writes_the_last_time() {
         assert_eq!(report["slices"], all.len());
         assert!(!all.is_empty() && all.len() < 20_001);
         assert!(report["last_seconds"].as_f64().unwrap() <= 0.001);
-        // It has been called before, and has returned within this time.
+        // `work` was called before, and has returned within this time.
         let outer = slices(&timeline, "Calls.work");
         assert!(outer.len() <= 1);
         for one in outer {
@@ -435,7 +435,8 @@ fn flight_recorder_writes_the_last_time() {
     }
 }
 
-/// `record` of a process, which cannot write more than so many blocks of 512 or 1024 bytes to a file: that is then an error, and no signal.
+/// `record` of a process, which cannot write more than so many blocks of 512 or 1024 bytes to a file: that is then an
+/// error, and no signal.
 fn limited_command(blocks: u32, pid: i32, flags: &[&str], file: &Path) -> Command {
     let tool = record_command(pid, flags, file);
     let mut limited = Command::new("sh");
@@ -516,16 +517,16 @@ fn flight_recorder_replaces_the_file_as_a_whole() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     let mode = fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o640);
-    // It is another file.
+    // The old file, which is still open, is unchanged.
     let mut text = String::new();
     old.read_to_string(&mut text).unwrap();
     assert_eq!(text, "old");
-    // One with several names stays the same.
+    // A file with several names stays the same file.
     fs::remove_file(&link).unwrap();
     fs::hard_link(&file, &link).unwrap();
     record(&flags, &file);
     assert_eq!(slices(&read(&link), "Calls.leaf").len(), 30);
-    // One that has been removed is made anew.
+    // A file that was removed is created again.
     fs::remove_file(&link).unwrap();
     let tool = recording(target.pid(), &flags, &file);
     target.ask("run 1 20", "calls");
@@ -868,7 +869,7 @@ fn pairs_that_interleave_are_untrusted() {
             let said = doubts.next().unwrap()["args"]["pair"].as_str().unwrap();
             assert!(said.starts_with(text), "{said}");
         }
-        // Those that nest are not.
+        // Pairs that nest are trusted.
         let tool = recording(target.pid(), &["-pair", "start,stop"], &file);
         target.ask("flight 1 20", "flight");
         let done = tool.end();
@@ -913,8 +914,8 @@ fn ends_of_pairs_are_instants_if_selected() {
     }
 }
 
-/// Of the answer of `requests`: how many there were, and the sum of their times by the program's own clock, from outside and from
-/// within, in nanoseconds.
+/// Of the answer of `requests`: how many there were, and the sum of their times by the program's own clock, from
+/// outside and from within, in nanoseconds.
 fn requested(answer: &str) -> (usize, u64, u64) {
     let numbers: Vec<u64> = (answer.split(' ').skip(1))
         .map(|number| number.parse().unwrap())
@@ -956,7 +957,7 @@ fn requests_by_key_are_slices() {
                     for name in ["number", "text"] {
                         assert_eq!(both[0][name], both[1][name], "{slice}");
                     }
-                    // Those of a track do not overlap.
+                    // Slices of a track do not overlap.
                     assert_eq!(slice["depth"], 0, "{slice}");
                     assert!(slice["args"]["ended"].is_null(), "{slice}");
                     moved += usize::from(!both[1]["thread"].is_null());

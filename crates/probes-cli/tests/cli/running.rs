@@ -53,7 +53,8 @@ fn times_add_up_without_the_kernel() {
     }
 }
 
-/// Has a program share one processor with another one, which is returned; of those that this process may use, the first.
+/// Has a program share one processor with another one, which is returned; of those that this process may use, the
+/// first.
 fn share_processor(pid: i32) -> Guard {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let allowed = status

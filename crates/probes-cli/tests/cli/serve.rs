@@ -67,7 +67,7 @@ impl Prometheus {
                  - {{job_name: p, scrape_interval: 1s, scrape_timeout: 1s, static_configs: [{{targets: ['localhost:{exporter}']}}]}}\n"
             ),
         );
-        // Nobody else takes it in this moment.
+        // No other program takes the port in this moment.
         let free = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);

@@ -132,7 +132,7 @@ fn stacks_of_ocaml_are_those_of_gdb() {
             "Stacks",
             |_| true,
         );
-        // There are none in OCaml 4.
+        // OCaml 4 has no domains.
         let threads = read(target.pid(), "");
         assert!(threads.iter().all(|it| it["domain"].is_null()));
     }

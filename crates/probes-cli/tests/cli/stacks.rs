@@ -36,8 +36,8 @@ pub(crate) fn functions(thread: &Value) -> Vec<String> {
     frames.filter_map(name).collect()
 }
 
-/// Waits until a thread waits in each of these functions of a module, and checks that all stacks are complete, and those of gdb if it `knows` that of
-/// the function; else gdb's is the beginning.
+/// Waits until a thread waits in each of these functions of a module. Checks that all stacks are complete, and those
+/// of gdb if `gdb_knows` the function; otherwise gdb's are the beginning.
 pub(crate) fn check_waiting(
     pid: i32,
     ways: &[&str],
@@ -81,7 +81,7 @@ pub(crate) fn check_waiting(
     let roles: Vec<String> = threads.iter().map(role).collect();
     assert_eq!(roles[0], "main");
     let ticks = roles.iter().any(|role| role == "tick");
-    // Without symbols, nothing tells.
+    // Without symbols, roles are not known.
     let known = roles.iter().any(|role| role == "systhread");
     assert_eq!(ticks, known, "{roles:?}");
 }
@@ -100,7 +100,7 @@ fn stacks_of_busy(pid: i32, flags: &str) -> Vec<Value> {
             return None;
         }
         let found = profile["stacks"].as_array().unwrap().clone();
-        // One that has waited again before it was stopped is not read.
+        // A thread that has waited again before it was stopped is not read.
         stacks.extend(found.into_iter().filter(|it| it["stack"] != "unread"));
         (samples(stacks.iter()) >= SAMPLES).then_some(())
     });
@@ -134,7 +134,7 @@ pub(crate) fn check_collections(pid: i32) {
         .as_f64()
         .unwrap();
     let stacks = profile["stacks"].as_array().unwrap().iter();
-    // With what is in no sample, of which it is not known, they add up to the exact time.
+    // Together with the time that no sample covers, which is of unknown kind, they add up to the exact time.
     let runs = stacks.clone().filter(|it| it["state"] == "running");
     let runs: f64 = runs.map(|it| it["seconds"].as_f64().unwrap()).sum();
     let exact = profile["times"]["running_seconds"].as_f64().unwrap();

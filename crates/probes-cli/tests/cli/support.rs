@@ -264,8 +264,8 @@ impl Directory {
         Directory(path)
     }
 
-    /// Copies a file in a process of its own: a child that another test forks meanwhile would inherit the open copy, and a
-    /// program that is open for writing cannot be executed.
+    /// Copies a file in a process of its own: a child that another test forks meanwhile would inherit the open copy,
+    /// and a program that is open for writing cannot be executed.
     pub(crate) fn copy(&self, file: &Path, name: impl AsRef<Path>) -> PathBuf {
         let copy = self.0.join(name);
         let mut cp = Command::new("cp");

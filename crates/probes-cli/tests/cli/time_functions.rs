@@ -141,7 +141,8 @@ fn loaders_are_timed_from_their_first_instruction() {
                 functions.iter().map(|it| it[field].as_u64().unwrap()).sum()
             };
             assert!(sum("count") > 2000 * 6, "{}", file.display());
-            // The first calls are those that give the thread its thread-local storage, in dynamic programs of the loader.
+            // In dynamic programs, the first calls are those of the loader that give the thread its thread-local
+            // storage.
             assert_eq!(
                 sum("lost") > 0,
                 name == "owners_static",
@@ -255,7 +256,7 @@ fn overflow_within_timed_functions_is_caught() {
         let answer = tool.end().answer();
         let small = answer.lines().find(|it| it.ends_with(" Overflow.small"));
         let words: Vec<&str> = small.unwrap().split(' ').collect();
-        // Some 500 calls of each overflow are recorded, and lost are those within them.
+        // Some 500 calls of each overflow are recorded; the calls within them are lost.
         let (lost, unwound): (u64, u64) = (words[9].parse().unwrap(), words[10].parse().unwrap());
         assert!(lost > 1000 && unwound > 1000, "{answer}");
     }
@@ -430,7 +431,7 @@ fn callers_are_counted_to_the_last_call() {
             // `tail` jumps to it, and is called by `work`.
             let tail = ("work", rounds / 2);
             assert_eq!(of("leaf"), named(&[("deep", 5 * rounds), tail]));
-            // Of a round in two, that ends with a jump, it is the exit.
+            // In every other round, that jump is the exit of `tail`.
             assert_eq!(of("tail"), named(&[("work", rounds)]));
             assert_eq!(of("unwound"), []);
             called.values().for_each(assert_callers_add_up);

@@ -9,7 +9,8 @@ use test_support::{Talker, fixture_forms, program_forms};
 use crate::count_functions::observing;
 use crate::support::{is_observed, object, run};
 
-/// Observes the calls of functions while the program executes a command; returns what is said of each function, by name.
+/// Observes the calls of functions while the program executes a command; returns what is said of each function, by
+/// name.
 fn observed(
     target: &mut Talker,
     (name, flags): (&str, &str),

@@ -165,7 +165,7 @@ fn several_processes_have_rows_by_pid() {
         let row = row(&screen, &pid.to_string());
         assert_eq!(row[1..4], ["shared", "off", hits], "{screen}");
     }
-    // Sorted by rate or hits, that of the other process is the first.
+    // Sorted by rate or hits, the row of the other process is first.
     top.terminal.press(&["j", "e"]);
     top.terminal.wait_for("shared 0 -> 1");
     assert!(states(pids[1]).contains("shared enabled"));
@@ -259,7 +259,7 @@ fn functions_are_shown_with_source_lines() {
         assert!(screen.contains(title), "{screen}");
         assert!(row(&screen, "main").len() > 3, "{screen}");
         assert!(!row(&screen, "FUNCTION").is_empty(), "{screen}");
-        // Nothing is to be enabled.
+        // There is nothing to enable.
         top.terminal.press(&["Down", "e"]);
         top.terminal
             .wait_for("is a function: only probes of OCaml can be enabled or disabled");

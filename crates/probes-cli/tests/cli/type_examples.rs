@@ -36,8 +36,8 @@ fn has_example(doc: &[String]) -> bool {
     fences.step_by(2).any(|opening| opening != "```text")
 }
 
-/// Returns the type that has the example, if the doc comment says so: "[`Type`] has an example.", with a path or without;
-/// also that of "[`Type::function`] has an example."
+/// Returns the type that has the example, if the doc comment says so: "[`Type`] has an example.", with a path or
+/// without; also that of "[`Type::function`] has an example."
 fn linked(doc: &[String]) -> Option<String> {
     let text = doc.join(" ");
     let (before, _) = text.split_once(" has an example.")?;

@@ -9,8 +9,8 @@ use super::{collect_files, root};
 /// The name that each command's flags have: clap's.
 const FLAGS_OF_COMMAND: &str = "Args";
 
-/// Returns the name of the type that `line` defines. Types in functions and in inline modules of tests, and the types of traits are
-/// indented, and do not count.
+/// Returns the name of the type that `line` defines. Types in functions and in inline modules of tests, and the types
+/// of traits are indented, and do not count.
 pub(super) fn type_defined(line: &str) -> Option<&str> {
     let public = line
         .strip_prefix("pub")

@@ -379,7 +379,7 @@ fn libraries_of_data_are_left_out_in_silence() {
     gcc.args(["-nostdlib", "-shared", "-s", "-o"]);
     assert!(gcc.arg(&library).arg(&source).status().unwrap().success());
     let mut program = Command::new(fixture("usdt.pie"));
-    // The path of the directory has a space in it, which ends a name there.
+    // A relative path, because the directory's path has a space in it, which would end a name in LD_PRELOAD.
     program
         .current_dir(scratch.path())
         .env("LD_PRELOAD", "./libdata.so");
@@ -405,8 +405,8 @@ fn sites_in_cold_parts_are_counted() {
         strip.arg("-o").arg(&stripped).arg(&file);
         assert!(strip.status().unwrap().success());
         let name = "demo:rare in cold_round.cold";
-        // In a stripped file, this part looks like a function, where flags may be in use that are not.
-        // A filter may need the registers that are saved behind a lock: with several threads, some hits would be untyped.
+        // In a stripped file, this part looks like a function, where flags may be in use that are not. A filter may
+        // need the registers that are saved behind a lock: with several threads, some hits would be untyped.
         for (file, flags, name, threads, expected) in [
             (&file, "", name, 4, 1000),
             (&file, " -where arg0>=500", name, 1, 125),

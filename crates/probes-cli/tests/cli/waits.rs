@@ -63,7 +63,7 @@ fn waits_are_those_of_the_program() {
         let (count, seconds) = waits(&profile, is_nap);
         // It may have been woken to read its command.
         assert!((NAPS..NAPS + 4.0).contains(&count), "{profile}");
-        // What it waits for a processor once it has been woken, and preempted again, is no wait.
+        // The time that it waits for a processor, once woken or preempted, is no wait.
         let runnable = number(&profile["times"], "runnable_seconds");
         let of_program = 0.98 * napped - runnable..1.02 * napped + 0.01;
         assert!(of_program.contains(&seconds), "{napped}: {profile}");
@@ -242,7 +242,7 @@ fn refused_records_are_replaced_by_samples() {
     let margins = |it: &Value| number(it, "error_seconds");
     let stacks = profile["stacks"].as_array().unwrap().iter();
     assert!(stacks.map(margins).sum::<f64>() > 0.0, "{profile}");
-    // Each thread, of which there is one, is in each sample, once.
+    // The only thread is in each sample, once.
     let stacks = profile["stacks"].as_array().unwrap().iter();
     let of_stacks: f64 = stacks.map(|it| number(it, "samples")).sum();
     assert!(of_stacks <= number(&profile, "samples"), "{profile}");
@@ -447,7 +447,7 @@ fn long_work_is_shown_on_terminals_alone() {
     let file = fixture("calls.pie");
     let file = file.display();
     for (command, opened, shown) in [
-        // It reads processes by then.
+        // At its 40th open, it reads processes.
         (
             "ps".to_owned(),
             "when=40".to_owned(),

@@ -104,7 +104,7 @@ fn arguments_are_shown_as_far_as_known() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        // Of a structure, the debugging information does not simply tell where it is passed.
+        // For a structure, the debugging information does not simply say where it is passed.
         let tool = watching("-fn pairs", pid);
         target.ask("pass 1 1", "passed");
         let run = tool.end();
@@ -176,8 +176,8 @@ const PASSED: [&str; 13] = [
 
 const SHOWN: &str = "-fn Shown.takes_*,Shown.raises,Shown.closes,Shown.adds";
 
-/// What is shown of a round of `shown`, with all values read: if the machine is so busy that the tool cannot say in time which memory
-/// may be read, addresses are shown instead.
+/// What is shown of a round of `shown`, with all values read: if the machine is so busy that the tool cannot say in
+/// time which memory may be read, addresses are shown instead.
 fn passed(target: &mut Talker, flags: &str) -> Vec<String> {
     eventually("all values are read", || {
         let tool = watching(flags, target.pid());
@@ -194,7 +194,7 @@ fn values_of_ocaml_are_shown_as_passed() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
         assert_eq!(passed(&mut target, SHOWN), PASSED);
-        // Of functions of which it is not known, as many as asked for.
+        // For functions whose number of arguments is unknown, as many as asked for.
         let mut expected = PASSED.map(str::to_owned);
         expected[12] += " 1";
         assert_eq!(passed(&mut target, &format!("-args 1 {SHOWN}")), expected);

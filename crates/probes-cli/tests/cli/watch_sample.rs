@@ -7,7 +7,8 @@ use crate::count_functions::observing;
 use crate::support::{Run, is_observed, object};
 use crate::trace_observe::trace;
 
-/// What the lines of hits and of what is missing say: how many hits have these names, and the sums of lost and skipped ones.
+/// What the lines of hits and of what is missing say: how many hits have these names, and the sums of lost and
+/// skipped ones.
 fn told<'l>(lines: impl Iterator<Item = &'l str>, names: &[&str]) -> (Vec<usize>, u64, u64) {
     let lines: Vec<Value> = lines.map(object).collect();
     let sum = |field: &str| lines.iter().filter_map(|line| line[field].as_u64()).sum();

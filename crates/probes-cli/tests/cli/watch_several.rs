@@ -42,7 +42,7 @@ fn columns_of_several_have_the_pid() {
         let pid = pids[1].to_string();
         assert_eq!(words, [&*pid; 3], "{answer}");
     }
-    // Of one process, it is shown if it is asked for.
+    // The pid of a single process is shown if it is asked for.
     let tool = observing_several("watch", "-fn Calls.leaf -limit 1 -fields pid", pids[2], 1);
     targets[2].ask("run 1 100", "calls");
     assert_eq!(tool.until_end().answer(), format!("{}\n", pids[2]));

@@ -131,7 +131,7 @@ fn hits_by_stack_add_up() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let tool = observing("count", "-by stack -json -fn Calls.deep", pid);
-        // Of i land 7 calls, each has one frame more.
+        // `deep (i land 7)` calls itself: each inner call has one frame more.
         target.ask("run 4 160", "calls");
         let counted = tool.end().json();
         let hits = |it: &Value| it["hits"].as_u64().unwrap();

@@ -47,8 +47,8 @@ fn arguments_of_every_form_are_shown() {
             let tool = observing("watch", &flags, pid);
             target.ask(&format!("form {threads} {rounds}"), "formed");
             let watched = tool.end();
-            // Some sites of `x87`, and of `forms` in the one program, have their nop overwritten, because the instructions after it
-            // cannot be replaced.
+            // Some sites of `x87`, and of `forms` in the one program, have their nop overwritten, because the
+            // instructions after it cannot be replaced.
             let note = "do not start bpftrace or perf meanwhile at ";
             let mut lines = watched.stderr.lines();
             assert!(lines.all(|line| line.starts_with(note)));
@@ -177,7 +177,7 @@ fn expressions_ask_for_arguments() {
                 (hits, "")
             );
         }
-        // These end at a page that is not mapped, or are there.
+        // These arguments are in a page that is not mapped, or reach into one.
         for argument in ["arg1", "arg3", "arg5"] {
             let tool = counting(&format!("-usdt forms:edge -where {argument}==0"), pid);
             target.ask("form 1 20", "formed");
