@@ -27,7 +27,8 @@ pub(crate) struct ChrootProgram {
     pub(crate) ready: String,
 }
 
-/// Removes the files of runtime events that programs have left which were killed: a later one may get the pid of such a program.
+/// Removes the files of runtime events that programs have left which were killed: a later one may get the pid of such
+/// a program.
 fn remove_old_events() {
     for entry in std::fs::read_dir(chroot()).unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap_or_default();
@@ -103,7 +104,8 @@ fn chroot() -> PathBuf {
         .into()
 }
 
-/// The tool with these arguments, inside the chroot. It reads `words` from standard input; `directory` is /tmp/files there.
+/// The tool with these arguments, inside the chroot. It reads `words` from standard input; `directory` is /tmp/files
+/// there.
 pub(crate) fn tool_inside(directory: &Path, args: &[&str], words: &str) -> Command {
     std::fs::write(directory.join("input"), words).unwrap();
     // Mounts are gone with the namespace.

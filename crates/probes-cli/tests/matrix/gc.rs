@@ -13,8 +13,8 @@ use crate::chroot::{ChrootProgram, Isolation};
 use crate::events::own_lines;
 use crate::support::{Directory, command, run};
 
-/// What events of the program's own consumer add up to: the ends of each phase, and over all domains the count and sum of the
-/// outermost ones, and what was allocated and promoted.
+/// What events of the program's own consumer add up to: the ends of each phase, and over all domains the count and
+/// sum of the outermost ones, and what was allocated and promoted.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Sums {
     pub(crate) phases: BTreeMap<String, u64>,
@@ -103,7 +103,7 @@ fn figures_equal_sums_of_the_own_consumer() {
             assert_eq!(found, expected, "{isolation:?} {}", file.display());
             assert_eq!(number("lost_words"), 0);
             assert!(expected.bytes.0 > expected.bytes.1 && expected.bytes.1 > 0);
-            // Those of a nanosecond or none are not longer than one.
+            // Pauses of at most a nanosecond are not longer than one.
             assert!(long.0 <= pauses[0] && long.1 <= pauses[1] && long.1 + pauses[0] >= pauses[1]);
         }
     }
@@ -261,7 +261,7 @@ fn paused_events_are_paused_again() {
     let [file, _] = program_forms("ocaml5/events");
     let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
     program.talker.ask("start", "started");
-    // It pauses them before.
+    // The program pauses its events before.
     own_lines(&mut program);
     assert_eq!(writes_events(&mut program), (false, true));
     let mut tool = gc(program.pid, "-json -interval 20ms");
@@ -544,8 +544,8 @@ fn program_that_cannot_create_the_file_is_refused() {
     }
 }
 
-/// Starts a program with its file in `directory`, in a chroot and namespaces of its own, after the commands of `setup`, for which `$0` is
-/// the chroot; returns it with its pid.
+/// Starts a program with its file in `directory`, in a chroot and namespaces of its own, after the commands of
+/// `setup`, for which `$0` is the chroot; returns it with its pid.
 fn start_after(setup: &str, directory: &str) -> (Talker, i32) {
     let [file, _] = program_forms("ocaml5/events");
     let inside = crate::chroot::inside(&file);
@@ -743,7 +743,8 @@ fn calls(latency: &str) -> BTreeMap<String, Calls> {
     times.collect()
 }
 
-/// Whether the times of so many pauses and calls differ by at most 2 %, apart from what is between an event and a call: 3 us each.
+/// Whether the times of so many pauses and calls differ by at most 2 %, apart from what is between an event and a
+/// call: 3 us each.
 fn agree(count: u64, one: u64, other: u64) -> bool {
     one.abs_diff(other) <= one.max(other) / 50 + 3000 * count
 }

@@ -308,7 +308,7 @@ fn self_times_are_those_of_a_fiber() {
     let total = fiber.total().unwrap().as_nanos();
     let own = fiber.sum().as_nanos() + calls.sum().as_nanos();
     assert!(total.abs_diff(own) <= 2, "{total} {own}");
-    // It waits meanwhile.
+    // `root` waits meanwhile.
     assert!(root.sum() > fiber.total().unwrap());
     assert_eq!((root.doubtful(), fiber.doubtful()), (0, 0));
     let minor = of("caml_empty_minor_heaps_once");

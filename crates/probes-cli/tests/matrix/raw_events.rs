@@ -96,7 +96,7 @@ fn watched_events_equal_those_of_the_own_consumer() {
         assert!(said.contains("has exited"), "{said}");
         let mut ours: Vec<String> = lines.iter().map(|it| own_form(&object(it))).collect();
         ours.sort_by_key(|line| domain_of(line));
-        // What it writes after its own consumer has read.
+        // The program writes these after its own consumer has read.
         ours.retain(|line| !line.ends_with("ring_pause") && !line.ends_with("ring_stop"));
         let first = ours.iter().map(|it| time_of(it)).min().unwrap();
         let (own, before): (Vec<String>, Vec<String>) =
@@ -118,7 +118,8 @@ fn watched_events_equal_those_of_the_own_consumer() {
     }
 }
 
-/// How often each event is in what the program's own consumer reads, as `count -events` names them; phases and spans by their begins.
+/// How often each event is in what the program's own consumer reads, as `count -events` names them; phases and spans
+/// by their begins.
 fn counted(lines: &[String]) -> BTreeMap<String, u64> {
     let mut counts = BTreeMap::new();
     for line in lines {

@@ -87,8 +87,8 @@ fn calls_of_suspended_fibers_do_not_mix() {
     }
 }
 
-/// Records calls of fibers into a file; returns how many there are, and how many are open at once. `None` if their ends could not
-/// be recorded.
+/// Records calls of fibers into a file; returns how many there are, and how many are open at once. `None` if their
+/// ends could not be recorded.
 fn record_fibers(isolation: Isolation, program: &Path, file: &Path) -> Option<(usize, usize)> {
     let mut program = ChrootProgram::start(isolation, program, &[]);
     let pid = program.pid.to_string();

@@ -10,8 +10,8 @@ use crate::chroot::{ChrootProgram, Isolation, inside, tool_inside};
 use crate::gc::{collect_until_exit, signal, writes_events};
 use crate::support::{command, run};
 
-/// Runs `record -prog` of a program inside the chroot, with what it reads from standard input; returns what it prints on standard
-/// error, and the events of the file.
+/// Runs `record -prog` of a program inside the chroot, with what it reads from standard input; returns what it prints
+/// on standard error, and the events of the file.
 fn record_inside(program: &Path, flags: &str, words: &str) -> (String, Vec<Value>) {
     let scratch = Scratch::new();
     let file = scratch.file("events.json");
@@ -34,7 +34,8 @@ fn count(events: &[Value], kind: &str, name: &str) -> usize {
     events.iter().filter(found).count()
 }
 
-/// How many calls of `Events.round` there are: instants, where their ends cannot be recorded because of what is mapped near them.
+/// How many calls of `Events.round` there are: instants, where their ends cannot be recorded because of what is
+/// mapped near them.
 fn calls(events: &[Value]) -> usize {
     count(events, "B", "Events.round") + count(events, "i", "Events.round")
 }

@@ -161,7 +161,8 @@ fn read_named(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Ve
     read_when(pid, flags, |threads| all_wait(threads, named))
 }
 
-/// The threads, once each waits that the program has named, and none of the others runs: it would have no frames, and so no role.
+/// The threads, once each waits that the program has named, and none of the others runs: it would have no frames, and
+/// so no role.
 fn read_with_roles(pid: i32, flags: &str, named: &BTreeMap<i64, (String, u64)>) -> Vec<Value> {
     read_when(pid, flags, |threads| {
         let have_roles = threads.iter().all(|it| it["role"] != "other");

@@ -1,5 +1,5 @@
-//! Programs of Debian's archive, which are stripped: `OCAML_PROBES_STRIPPED` names the directory that `scripts/matrix` has
-//! unpacked their packages in.
+//! Programs of Debian's archive, which are stripped: `OCAML_PROBES_STRIPPED` names the directory that
+//! `scripts/matrix` has unpacked their packages in.
 
 use std::path::{Path, PathBuf};
 
