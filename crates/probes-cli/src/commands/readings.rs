@@ -139,7 +139,7 @@ pub(super) struct Outcome<T> {
 
 /// What is to be reported after the results are printed.
 pub(super) enum Unreported {
-    /// The gaps, of which a warning may have told some already.
+    /// The gaps; a warning may have reported some of them already.
     OfOne(GapWarning, Gaps),
     OfSeveral {
         failures: ProcessFailures,

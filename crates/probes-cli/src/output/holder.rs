@@ -57,7 +57,7 @@ impl<'t> HolderView<'t> {
     }
 }
 
-/// Who holds a probe, in the column of a table: the first three, and how many more.
+/// The holders of a probe, in the column of a table: the first three, and how many more.
 pub(super) fn held_by(holders: &[HolderView<'_>]) -> String {
     let holders: Vec<String> = holders.iter().map(HolderView::short).collect();
     join_first(3, &holders).unwrap_or_default()
