@@ -60,7 +60,7 @@ fn info(pid: i32) -> Value {
     run(&format!("info -pid {pid} -json -q")).json()
 }
 
-/// The pids, whether they are alive, and the amounts of those who hold a probe.
+/// The pids of the holders of a probe, whether they are alive, and their amounts.
 fn holders(pid: i32, name: &str) -> Vec<(i64, bool, i64)> {
     let info = info(pid);
     let holders = probe(&info, name)["holders"].as_array();
