@@ -20,7 +20,7 @@ pub(crate) struct Case {
     share: Duration,
     counts: BTreeMap<String, u64>,
     random: u64,
-    /// Tells the watchdog that it goes on.
+    /// Tells the watchdog that the case goes on.
     progress: Sender<()>,
     _alone: MutexGuard<'static, ()>,
 }

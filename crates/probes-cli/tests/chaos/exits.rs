@@ -39,7 +39,8 @@ fn enable_all(pid: i32) -> probes_lib::Result<Report> {
         .and_then(|target| target.update_with(&all(Action::Enable), patient_options()))
 }
 
-/// Updates a process to which `event` happens before the nth system call of the update; returns how many calls were made.
+/// Updates a process to which `event` happens before the nth system call of the update; returns how many calls were
+/// made.
 fn update_with_event_before(
     case: &mut Case,
     file: &Path,

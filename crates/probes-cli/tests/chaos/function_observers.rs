@@ -1,6 +1,7 @@
-//! Observers of functions that end with a return of one byte, each right before the next (fixture `wrappers`), are killed:
-//! before each of their system calls, and at any moment while threads and a signal handler call these functions. The
-//! functions return what they should (the program checks it), the next observer times every call, and nothing is left.
+//! Observers of functions that end with a return of one byte, each right before the next (fixture `wrappers`), are
+//! killed: before each of their system calls, and at any moment while threads and a signal handler call these
+//! functions. The functions return what they should (the program checks it), the next observer times every call, and
+//! nothing is left.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;

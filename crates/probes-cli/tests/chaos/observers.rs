@@ -101,8 +101,8 @@ fn programs() -> Vec<(PathBuf, &'static [&'static str])> {
     programs
 }
 
-/// Kills an observer of a process, whose observations take `longest` at most: one at any moment of its run, the next, by the
-/// number `kill`, soon after it has begun to trace the process.
+/// Kills an observer of a process, whose observations take `longest` at most: one at any moment of its run, the next,
+/// by the number `kill`, soon after it has begun to trace the process.
 pub(crate) fn kill_at_random(
     case: &mut Case,
     pid: i32,

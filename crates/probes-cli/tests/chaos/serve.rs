@@ -56,7 +56,7 @@ fn serve_until_panic(pid: i32, calls: u32) -> &'static str {
     outcome
 }
 
-/// Has it read the process at once; fails if it has exited.
+/// Makes `serve` read the process at once; fails if `serve` has exited.
 fn scrape(port: u16) -> std::io::Result<()> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: it\r\nconnection: close\r\n\r\n")?;
