@@ -129,7 +129,7 @@ impl Running<'_> {
     /// Asserts that nothing observes it any more.
     pub(crate) fn assert_unobserved(&self) {
         let target = Target::open(self.pid).unwrap();
-        // One that loads and unloads objects all the time may do so whenever it is looked at.
+        // A program that loads and unloads objects all the time may do so whenever its states are read.
         let states = eventually("its states are read", || match target.states() {
             Err(error) if self.program.loads_objects && error.is_transient() => None,
             states => Some(states.unwrap()),

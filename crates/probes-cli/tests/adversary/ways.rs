@@ -95,7 +95,7 @@ fn treat(case: &mut Case, program: &Program, form: usize, way: Way) {
     }
     let mut running = program.start(form);
     let each = if case.is_long() { 100 } else { 10 };
-    // In order, in a storm, too: what the program has enabled itself is not disabled.
+    // In this order even in a storm, so that what the program has enabled itself is not disabled.
     let mut switches = SWITCHES.into_iter().cycle();
     for step in 0..each {
         let words = match way {
@@ -126,7 +126,7 @@ fn act(case: &mut Case, running: &Running, words: &str) {
         let probes = running.program.probes();
         line += &format!(" -pair {},{}", probes.last().unwrap(), probes[0]);
     }
-    // Beside much other work, a thread may get no processor before the deadline.
+    // On a busy machine, a thread may get no processor before the deadline.
     let ran = eventually("all threads can be stopped", || {
         let ran = run(&line);
         (!is_busy(ran.code, &ran.stderr)).then_some(ran)
