@@ -261,7 +261,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     if let Some((kind, file)) = report_file {
         let picture = report.picture(kind, &title(args, pid, &program));
         drawn = picture.and_then(|picture| file.write(picture));
-        // The picture has no place for it.
+        // The picture has no place for the excess.
         if let Some(excess) = report.excess() {
             output.messages.note(&excess);
         }

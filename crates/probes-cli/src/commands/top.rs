@@ -286,7 +286,7 @@ fn undo(
     Ok(())
 }
 
-/// The same of one process; returns whether it has exited or executed a new program.
+/// Undoes one session; returns whether its process has exited or exec'd.
 fn undo_one(
     session: &mut Session,
     leaves_figures: bool,

@@ -142,7 +142,7 @@ pub(super) struct ProgramObservation {
     /// Whether its collector is reported, from its runtime events.
     pub(super) reports_collector: bool,
     counts: bool,
-    /// By what hits are counted, or in which histogram they are, if not by probe and function.
+    /// The keys of counts or histograms; `None`: by probe and function.
     by: Option<CountedBy>,
     /// Which hits are counted and shown.
     filter: FilterFlags,

@@ -136,7 +136,7 @@ fn probe_of(site: &str) -> &str {
     site.split_once(" in ").map_or(site, |(probe, _)| probe)
 }
 
-/// What these are, together with the others that were selected.
+/// The noun for what was selected: `function`, or `place` if USDT sites are among it.
 fn what(refused: &[RefusedFunction]) -> &'static str {
     if refused.iter().any(|it| it.is_usdt) {
         "place"

@@ -364,7 +364,7 @@ impl HitPrinter {
             self.waiting = chosen;
         }
         let mut chosen = take(&mut self.waiting);
-        // Those of several processes were read one process after the other.
+        // Hits of several processes were read one process after the other.
         chosen.sort_by_key(|hit| hit.event.time);
         let left = self.limit.map_or(u64::MAX, |limit| limit - self.shown);
         let count = chosen

@@ -23,7 +23,7 @@ use crate::text::{Escaped, bytes_text, number_of};
 /// The program that is shown.
 pub(super) struct ShownProgram {
     pub(super) name: String,
-    /// `process 4242`, or `2 processes: 4242, 4243 ended`.
+    /// `process 4242`, or `2 processes: 4242, 4243 not read any more`.
     pub(super) processes: String,
     pub(super) sources: RowSources,
 }
