@@ -47,7 +47,7 @@ pub(crate) use output_options::{OutputFlags, VerbosityFlags};
 pub(crate) use pairs::{OverFlag, Pair, PairFlags, PairKeyFlag, pair};
 pub(crate) use paths::PathFlags;
 pub(crate) use probe_selection::{by_name, probe_name, with_regexp_help};
-pub(crate) use process_or_program::{LookedAt, ProcessOrProgram};
+pub(crate) use process_or_program::{GivenTarget, ProcessOrProgram};
 pub(crate) use recorded::{RecordedFlags, selects};
 pub(crate) use sample::SampleFlag;
 pub(crate) use seccomp::SeccompFlag;

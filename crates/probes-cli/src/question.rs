@@ -90,7 +90,7 @@ impl CountedBy {
                 let by: Vec<&str> = self.texts().filter(|&it| it != "probe").collect();
                 let by = by.join(",");
                 Err(format!(
-                    "-top is for keys: with -by {by}, all lines are shown"
+                    "-top limits keys; -by {by} has none, and shows all lines"
                 ))
             }
             None => Ok(()),

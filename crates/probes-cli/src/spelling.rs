@@ -94,7 +94,7 @@ pub(crate) fn spell_out(
 }
 
 /// What the last word of a command line that is not complete can be.
-pub(crate) enum Place<'c> {
+pub(crate) enum CompletionContext<'c> {
     /// A subcommand of this command.
     Subcommand(&'c Command),
     /// A flag of this command.
@@ -114,17 +114,20 @@ pub(crate) type Given<'c> = (&'c Arg, OsString);
 
 /// Reads the words of a command line whose last word is not complete yet. Returns what that word can be, and the
 /// values of the flags before it. The first word is the program; words that make no sense are passed over.
-pub(crate) fn place<'c>(root: &'c Command, words: &[OsString]) -> (Place<'c>, Vec<Given<'c>>) {
+pub(crate) fn context<'c>(
+    root: &'c Command,
+    words: &[OsString],
+) -> (CompletionContext<'c>, Vec<Given<'c>>) {
     let mut given = Vec::new();
     let Some((last, before)) = words.split_last() else {
-        return (Place::Nothing, given);
+        return (CompletionContext::Nothing, given);
     };
     let mut command = root;
     let mut before = before.iter().skip(1).peekable();
     let mut waiting = None;
     while let Some(word) = before.next() {
         if word == "--" {
-            return (Place::Program, given);
+            return (CompletionContext::Program, given);
         }
         let Some(flag) = Flag::of(word) else {
             if operand(command).is_none() {
@@ -153,20 +156,20 @@ pub(crate) fn place<'c>(root: &'c Command, words: &[OsString]) -> (Place<'c>, Ve
     }
     let begins_flag = last.as_bytes().starts_with(b"-");
     let place = match (waiting, Flag::of(last)) {
-        (Some(arg), _) if !(begins_flag && needs_no_value(arg)) => Place::Value(arg, 0),
+        (Some(arg), _) if !(begins_flag && needs_no_value(arg)) => CompletionContext::Value(arg, 0),
         (_, Some(flag)) => match (flag.value, &flag.find(command)[..]) {
             (Some(value), [arg]) if arg.get_action().takes_values() => {
-                Place::Value(arg, last.len() - value.len())
+                CompletionContext::Value(arg, last.len() - value.len())
             }
-            (Some(_), _) => Place::Nothing,
-            (None, _) => Place::Flag(command),
+            (Some(_), _) => CompletionContext::Nothing,
+            (None, _) => CompletionContext::Flag(command),
         },
         // One or two dashes alone.
-        _ if begins_flag => Place::Flag(command),
+        _ if begins_flag => CompletionContext::Flag(command),
         _ => match operand(command) {
-            Some(operand) => Place::Operand(operand),
-            None if command.has_subcommands() => Place::Subcommand(command),
-            None => Place::Nothing,
+            Some(operand) => CompletionContext::Operand(operand),
+            None if command.has_subcommands() => CompletionContext::Subcommand(command),
+            None => CompletionContext::Nothing,
         },
     };
     (place, given)

@@ -161,7 +161,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         observation: args.filter.add_to(observation),
         options: args.seccomp.options(args.take_over.options()),
         duration: args.until.duration,
-        is_read_together: true,
+        reads_all_before_removal: true,
     };
     let by_stack = args.by.as_ref().filter(|by| by.is_stack());
     if let (Some(target), Some(by)) = (opened.only(), by_stack) {

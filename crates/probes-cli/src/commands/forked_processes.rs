@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 /// The time from one search to the next is at least this many times as long as a search: a process may have thousands
 /// of threads.
-const REST: u32 = 20;
+const SEARCH_PAUSE_FACTOR: u32 = 20;
 
 /// The processes that observed ones have forked.
 #[derive(Default)]
@@ -43,20 +43,20 @@ pub(super) struct ForkedProcess {
     /// from.
     pub(super) parent: usize,
     /// Whether it existed when its parent began to be observed, as far as is known.
-    pub(super) was_there: bool,
+    pub(super) existed_before: bool,
     /// Whether its hits were not recorded until now.
     pub(super) is_late: bool,
 }
 
 /// An observed process.
-pub(super) struct Parent<'p> {
+pub(super) struct ObservedAncestor<'p> {
     pub(super) target: &'p Target,
     pub(super) observer: &'p Observer,
     /// Whether it cannot be read any more.
     pub(super) has_ended: bool,
 }
 
-impl Parent<'_> {
+impl ObservedAncestor<'_> {
     /// Whether it has exited, so that its pid may be used again.
     fn has_exited(&self) -> bool {
         self.has_ended && self.target.has_exited()
@@ -68,10 +68,10 @@ impl ForkedProcesses {
     /// is time, or if all observed processes have ended. The observed processes have the same index each time.
     pub(super) fn find<'p>(
         &mut self,
-        observed: impl Iterator<Item = Parent<'p>>,
+        observed: impl Iterator<Item = ObservedAncestor<'p>>,
     ) -> Vec<ForkedProcess> {
         let looked = Instant::now();
-        let observed: Vec<Parent<'_>> = observed.collect();
+        let observed: Vec<ObservedAncestor<'_>> = observed.collect();
         let is_due = self.next.is_none_or(|next| next <= looked);
         if !is_due && !observed.iter().all(|it| it.has_ended) {
             return Vec::new();
@@ -125,7 +125,7 @@ impl ForkedProcesses {
                 let forked = ForkedProcess {
                     pid,
                     parent: recorder.map_or(index, |(recorder, _)| recorder),
-                    was_there: is_first,
+                    existed_before: is_first,
                     is_late: recorder.is_none() && !is_first && !process.has_ended,
                 };
                 if recorder.is_some() {
@@ -138,7 +138,7 @@ impl ForkedProcesses {
         found.retain(|it| skipped.insert(it.pid));
         self.observed_separately
             .extend(found.iter().map(|it| it.pid));
-        self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
+        self.next = Some(looked + INTERVAL.max(looked.elapsed() * SEARCH_PAUSE_FACTOR));
         found
     }
 
@@ -146,7 +146,7 @@ impl ForkedProcesses {
     /// still runs, the removal of its observation restores them. Returns the failures.
     pub(super) fn restore<'p>(
         &self,
-        observed: impl Iterator<Item = Parent<'p>>,
+        observed: impl Iterator<Item = ObservedAncestor<'p>>,
     ) -> Vec<(i32, probes_lib::Error)> {
         let observers: Vec<&Observer> = observed.map(|it| it.observer).collect();
         let restore = |it: &ForkedProcess| {
@@ -170,7 +170,7 @@ pub(super) fn warn_of_unrestored(messages: &Messages, parent: i32, report: &Obse
         messages.warning(
             WarningKind::Forked,
             &format!("process {pid}, which process {parent} has forked, could not be restored: {why}"),
-            &format!("it counts on, which does no harm: `ocaml-probes observe -clean -pid {pid}` restores it"),
+            &format!("it keeps counting, which does no harm: `ocaml-probes observe -clean -pid {pid}` restores it"),
         );
     }
 }

@@ -18,7 +18,8 @@ use crate::clock::monotonic_now;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, FORCE_HELP, LookedAt, OutputFlags, ProcessOrProgram, TakeOver, duration,
+    Checked, DurationFlag, FORCE_HELP, GivenTarget, OutputFlags, ProcessOrProgram, TakeOver,
+    duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
@@ -83,8 +84,8 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     match args.observed.given() {
-        LookedAt::Process(pid) => of_process(args, pid).map(|()| ExitCode::SUCCESS),
-        LookedAt::Program { path, arguments } => of_program(args, path, arguments),
+        GivenTarget::Process(pid) => of_process(args, pid).map(|()| ExitCode::SUCCESS),
+        GivenTarget::Program { path, arguments } => of_program(args, path, arguments),
     }
 }
 
@@ -206,7 +207,7 @@ fn warn_of_partial_pauses(pauses: &GcPauses, until: u64, seconds: Duration, mess
         messages.warning(
             WarningKind::PauseLeftOut,
             &format!(
-                "for {:.3} of {:.3} s, domain {domain} was in a pause that had begun before, or has not ended: it is left out",
+                "domain {domain} spent {:.3} of {:.3} s in a pause that had begun before or has not ended: that time is left out",
                 left_out.as_secs_f64(),
                 seconds.as_secs_f64(),
             ),

@@ -146,7 +146,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             observation: observation(args, hits),
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
-            is_read_together: true,
+            reads_all_before_removal: true,
         },
         &output,
     )?;

@@ -174,7 +174,7 @@ pub(super) fn warn_of_unrecorded(messages: &Messages, hold: &Hold) {
     if let Some(why) = hold.unrecorded() {
         messages.warning(
             WarningKind::UnrecordedHold,
-            &format!("it cannot be recorded that this command holds probes ({why})"),
+            &format!("the hold of this command could not be recorded ({why})"),
             "if it is killed, nothing shows or gives back what it has added",
         );
     }

@@ -212,7 +212,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
             // Slow pairs are read as long as the process is observed, and figures have to be no older.
-            is_read_together: printer.slow.is_none(),
+            reads_all_before_removal: printer.slow.is_none(),
         },
         &output,
     )?;
@@ -240,7 +240,7 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
     if args.timed.shows_slow_pairs() {
         note_unknown_arguments(messages, observer, args.arguments);
     }
-    if args.timed.of_self() {
+    if args.timed.self_times() {
         warn_of_separate_stacks(messages, observer);
     }
 }
@@ -255,8 +255,8 @@ fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
 /// Warns of calls and pairs that were not timed, which may be most of them.
 pub(super) fn warn_of_lost(messages: &Messages, latencies: &Latencies<'_>) {
     if let Some(caution) = latencies.lost_calls() {
-        let hint = "the outermost 500 calls of each stack are timed, on a thousand stacks, those of OCaml 5's fibers among them; with more busy threads than \
-                    processors, calls of C functions are lost, too: fewer functions lose fewer; docs/functions.md has the reasons";
+        let hint = "the outermost 500 calls of each stack are timed, on at most 1,000 stacks (each fiber of OCaml 5 has one). With more busy \
+                    threads than processors, calls of C functions are lost, too. Time fewer functions; docs/functions.md has the reasons";
         messages.warning(WarningKind::LostCalls, &caution, hint);
     }
     if let Some(caution) = latencies.lost_times() {

@@ -288,7 +288,7 @@ pub(super) fn note_sites_without_nop(messages: &Messages, observer: &Observer) {
     sites.dedup();
     if let Some(names) = join_first_few(&sites) {
         messages.note(&format!(
-            "do not start bpftrace or perf meanwhile at {names}: the nop there is overwritten, and the program would crash"
+            "do not attach bpftrace or perf to {names} until this command ends: the nop there is overwritten, and the program would crash"
         ));
     }
 }
@@ -311,7 +311,7 @@ pub(super) fn warn_of_unread_end(
     messages.warning(
         WarningKind::UnreadEnd,
         &format!("{subject}: {missing}"),
-        "what is recorded is in memory of the process; a program that `trace` or `record -prog` starts is observed to its last hit",
+        "results are kept in the memory of the process; a program that `trace` or `record -prog` starts is observed to its last hit",
     );
 }
 

@@ -19,10 +19,10 @@ use crate::signals::{TerminationSignals, WaitEnd};
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// How long to wait, once events are on, for the runtime to write the names of the program's own events.
-const NAMES_WRITTEN: Duration = Duration::from_millis(300);
+const NAMES_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// After how long the user is told that we wait for the process.
-pub(super) const PATIENCE: Duration = Duration::from_millis(300);
+pub(super) const NOTE_WAITING_AFTER: Duration = Duration::from_millis(300);
 
 /// Events that are on, and what switches them off again if we have switched them on.
 pub(super) struct OpenedEvents {
@@ -88,7 +88,7 @@ impl OpenedEvents {
         let begun = Instant::now();
         loop {
             let selected = self.events.select(globs);
-            let may_come = self.switched.is_some() && begun.elapsed() < NAMES_WRITTEN;
+            let may_come = self.switched.is_some() && begun.elapsed() < NAMES_TIMEOUT;
             if selected.is_ok() || !may_come {
                 return selected;
             }
@@ -97,7 +97,7 @@ impl OpenedEvents {
     }
 
     /// Returns what was missed because the events were off for a time. To be called before they are closed.
-    pub(super) fn missed(&self, target: &Target) -> Option<Missed> {
+    pub(super) fn missed(&self, target: &Target) -> Option<EventsOff> {
         if target.has_exited() {
             return self.missed_meanwhile();
         }
@@ -108,15 +108,15 @@ impl OpenedEvents {
             Err(error) if error.is_program_gone() => self.missed_meanwhile(),
             // Not known: too many files are open, for example.
             Err(error) if matches!(error.kind(), ErrorKind::System(_)) => self.missed_meanwhile(),
-            checked => Some(Missed::UntilNow {
+            checked => Some(EventsOff::Still {
                 can_be_switched_on: matches!(checked, Ok(false)),
             }),
         }
     }
 
-    /// Returns [`Missed::Meanwhile`] if the program has paused and resumed its events.
-    pub(super) fn missed_meanwhile(&self) -> Option<Missed> {
-        (self.events.resumed() > 0).then_some(Missed::Meanwhile)
+    /// Returns [`EventsOff::ForATime`] if the program has paused and resumed its events.
+    pub(super) fn missed_meanwhile(&self) -> Option<EventsOff> {
+        (self.events.resumed() > 0).then_some(EventsOff::ForATime)
     }
 
     /// Switches the events off, if we have switched them on.
@@ -153,31 +153,31 @@ impl OpenedEvents {
 
 /// When events were off after they had been on.
 #[derive(Clone, Copy)]
-pub(super) enum Missed {
+pub(super) enum EventsOff {
     /// For a time: the program has paused and resumed them.
-    Meanwhile,
+    ForATime,
     /// They are still off: another tool had switched them on, or the program has paused them.
-    UntilNow { can_be_switched_on: bool },
+    Still { can_be_switched_on: bool },
 }
 
-impl Missed {
+impl EventsOff {
     /// Warns that the events of a process were off.
     pub(super) fn warn(self, pid: i32, messages: &Messages) {
         let (what, hint) = match self {
-            Missed::Meanwhile => (
+            EventsOff::ForATime => (
                 format!(
-                    "the program has paused its runtime events, and resumed them: what process {pid} did in between is missing"
+                    "the program has paused and resumed its runtime events: what process {pid} did in between is missing"
                 ),
                 "the event ring_resume says when they were resumed: `watch -events 'ring_*'`",
             ),
-            Missed::UntilNow { can_be_switched_on } => (
+            EventsOff::Still { can_be_switched_on } => (
                 format!(
-                    "process {pid} writes no runtime events any more: they are off or paused, as they are when the command that had switched them on has ended; what the process did since is missing"
+                    "process {pid} writes no runtime events any more: they are off or paused (perhaps the command that had switched them on has ended); what the process did since is missing"
                 ),
                 if can_be_switched_on {
                     "the same command again switches them on"
                 } else {
-                    "they cannot be switched on from outside while it runs; what the program has paused it can resume"
+                    "they cannot be switched on from outside; if the program has paused them, only it can resume them"
                 },
             ),
         };
@@ -239,7 +239,7 @@ fn wait(
         if !matches!(wait_end, WaitEnd::Timeout) || left.is_zero() {
             return Err(Failure::of_process(pid)(switched.why_not_on()));
         }
-        if !was_said && begun.elapsed() > PATIENCE {
+        if !was_said && begun.elapsed() > NOTE_WAITING_AFTER {
             was_said = true;
             note_waiting_for_events(&output.messages);
         }

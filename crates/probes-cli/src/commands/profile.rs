@@ -19,7 +19,7 @@ use super::step_failures::report_failures;
 use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{Checked, DurationFlag, LookedAt, OutputFlags, ProcessOrProgram, positive};
+use crate::flags::{Checked, DurationFlag, GivenTarget, OutputFlags, ProcessOrProgram, positive};
 use crate::messages::Messages;
 use crate::output::{
     IncompleteBecause, IncompleteStacks, PictureKind, ProfileBy, ProfileOptions, ProfileReport,
@@ -132,14 +132,14 @@ fn frequency(typed: &str) -> Result<u32, String> {
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     match args.profiled.given() {
-        LookedAt::Process(pid) => {
+        GivenTarget::Process(pid) => {
             let output = match picture_path(args) {
                 Some(_) => args.output.open_stdout(),
                 None => args.output.open()?,
             };
             profile(args, pid, &output).map(|()| ExitCode::SUCCESS)
         }
-        LookedAt::Program { path, arguments } => of_program(args, path, arguments),
+        GivenTarget::Program { path, arguments } => of_program(args, path, arguments),
     }
 }
 
@@ -241,7 +241,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
                 return Err(failure);
             }
         }
-        let note = "the program has executed a new one: this is the profile of that";
+        let note = "the program has exec'd a new one: this is the profile of the new program";
         output.messages.note(note);
     };
     signals.unblock();
@@ -524,7 +524,7 @@ fn warn_of_incomplete_stacks(
     };
     let hint = match found.because {
         IncompleteBecause::NotCopied if is_live => {
-            "a sample of the kernel has 32 KiB of one stack; others, as of OCaml 5, are read a moment later, if the thread is still there; without -live, threads are stopped"
+            "a sample of the kernel has 32 KiB of one stack; other stacks (OCaml 5 has several) are read a moment later, if the thread is still there. Without -live, threads are stopped and read as a whole"
         }
         IncompleteBecause::NotCopied => {
             "a sample of the kernel has 32 KiB of a stack, and the rest is read a moment later; `ocaml-probes stack`, while it runs, shows all of it"

@@ -20,7 +20,7 @@ use super::open_target::open_to_observe;
 use super::opened_events::OpenedEvents;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, FORCE_HELP, LookedAt, OutputFlags, ProcessOrProgram, RecordedFlags,
+    Checked, DurationFlag, FORCE_HELP, GivenTarget, OutputFlags, ProcessOrProgram, RecordedFlags,
     SeccompFlag, TakeOver, duration, with_regexp_help,
 };
 use crate::output::{SUFFIXES, TimelineFile, TimelineFormat};
@@ -104,8 +104,8 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let file = NamedFile::of(args)?;
     match args.observed.given() {
-        LookedAt::Process(pid) => of_process(args, &file, pid).map(|()| ExitCode::SUCCESS),
-        LookedAt::Program { path, arguments } => program::run(args, &file, path, arguments),
+        GivenTarget::Process(pid) => of_process(args, &file, pid).map(|()| ExitCode::SUCCESS),
+        GivenTarget::Program { path, arguments } => program::run(args, &file, path, arguments),
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Observation, Observer, Options, Target};
 
 use super::forked_processes::{
-    ForkedProcess, ForkedProcesses, Parent, warn_of_late_start, warn_of_unrestored,
+    ForkedProcess, ForkedProcesses, ObservedAncestor, warn_of_late_start, warn_of_unrestored,
     without_take_over,
 };
 use super::gaps::{GapWarning, Gaps};
@@ -61,7 +61,7 @@ pub(super) struct ObservationRequest {
     pub(super) duration: Option<Duration>,
     /// Whether the figures are of a reading of all processes before the first observation is removed, and so of the
     /// same time; otherwise, they are what each removal returns.
-    pub(super) is_read_together: bool,
+    pub(super) reads_all_before_removal: bool,
 }
 
 /// One of the processes.
@@ -87,8 +87,8 @@ impl ObservedProcess {
         }
     }
 
-    fn as_parent<'p>(&'p self, target: &'p Target) -> Parent<'p> {
-        Parent {
+    fn as_parent<'p>(&'p self, target: &'p Target) -> ObservedAncestor<'p> {
+        ObservedAncestor {
             target,
             observer: &self.observer,
             has_ended: self.failed_at.is_some(),
@@ -112,14 +112,14 @@ impl<'o> SeveralObservations<'o> {
             descriptors::raise_limit(DESCRIPTORS);
             if request.observation.lacks_forked() {
                 output.messages.note(
-                    "times in processes that are forked from now on are measured once these are found, after about 200 ms: those of \
-                     processes that exit before are missing",
+                    "times in newly forked processes are measured from about 200 ms after the fork: those of processes that exit \
+                     before are missing",
                 );
             }
             if request.observation.may_lack_values_of_forked() {
                 output.messages.note_to_people(
-                    "of a process that is forked from now on, strings and fields in memory may not be read in its first 200 ms: they are \
-                     shown as addresses, and hits that ask for them are untyped",
+                    "in the first 200 ms of a newly forked process, strings and fields in memory may not be read: they are shown as \
+                     addresses, and hits whose question needs them are untyped",
                 );
             }
         }
@@ -179,7 +179,7 @@ impl<'o> SeveralObservations<'o> {
             }
         }
         let lasted = self.begun.elapsed();
-        let are_read = if self.request.is_read_together {
+        let are_read = if self.request.reads_all_before_removal {
             self.read_last(lasted, &mut last, handler)
         } else {
             HashSet::new()

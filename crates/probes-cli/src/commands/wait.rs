@@ -119,7 +119,7 @@ impl Wait {
 
 /// How long to wait, in milliseconds, before asking again for a program that has exited and is not reported to us
 /// yet.
-const UNREAPED: u8 = 50;
+const REAP_POLL_MS: u8 = 50;
 
 /// Waits for a signal, or for the exit of the program. SIGCHLD alone need not report the exit: a
 /// thread of a library that is preloaded into this process (LD_PRELOAD) may have received that
@@ -138,7 +138,7 @@ fn next_signal(signals: &SignalFd, program: &AwaitedProgram) -> io::Result<Optio
     if !has_signal {
         if has_exited && matches!(program.launched.has_exited(), Ok(false)) {
             // Another tracer has to reap it first, and may take its time.
-            match poll(&mut fds[..1], UNREAPED) {
+            match poll(&mut fds[..1], REAP_POLL_MS) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno.into()),
             }

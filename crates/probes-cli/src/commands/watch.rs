@@ -169,7 +169,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             observation: watched.observation(),
             options: args.seccomp.options(args.take_over.options()),
             duration: args.until.duration,
-            is_read_together: false,
+            reads_all_before_removal: false,
         },
         &output,
     )?;
@@ -420,7 +420,7 @@ impl HitPrinter {
         if let Some(untyped @ 1..) = missing.untyped {
             let untyped = number_that_were(untyped, "hit");
             messages.note(&format!(
-                "{untyped} untyped: -where is neither true nor false of them"
+                "{untyped} untyped: -where is neither true nor false for them"
             ));
         }
         let lost = missing.lost;

@@ -34,7 +34,7 @@ struct PidOrProgram {
 }
 
 /// The one of the two that was given.
-pub(crate) enum LookedAt<'f> {
+pub(crate) enum GivenTarget<'f> {
     Process(i32),
     Program {
         path: &'f Path,
@@ -43,11 +43,11 @@ pub(crate) enum LookedAt<'f> {
 }
 
 impl ProcessOrProgram {
-    pub(crate) fn given(&self) -> LookedAt<'_> {
+    pub(crate) fn given(&self) -> GivenTarget<'_> {
         match (self.one.pid, &self.one.prog) {
-            (Some(pid), _) => LookedAt::Process(pid),
+            (Some(pid), _) => GivenTarget::Process(pid),
             // The flags are checked: one of them is given.
-            (None, program) => LookedAt::Program {
+            (None, program) => GivenTarget::Program {
                 path: program.as_deref().unwrap_or(Path::new("")),
                 arguments: &self.arguments,
             },
@@ -55,6 +55,6 @@ impl ProcessOrProgram {
     }
 
     pub(crate) fn is_process(&self) -> bool {
-        matches!(self.given(), LookedAt::Process(_))
+        matches!(self.given(), GivenTarget::Process(_))
     }
 }

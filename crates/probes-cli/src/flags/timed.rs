@@ -29,7 +29,7 @@ pub(crate) struct TimedFlags {
     functions: FunctionFlags,
     /// Time functions without the calls that they make of other timed ones
     #[arg(id = "self", long)]
-    of_self: bool,
+    self_times: bool,
     #[command(flatten)]
     by: KeyFlags,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Timed {
     over: OverFlag,
     stack: StackFlag,
     functions: Vec<FunctionSelector>,
-    of_self: bool,
+    self_times: bool,
     /// The keys by which times are distinguished.
     by: Option<CountedBy>,
 }
@@ -60,14 +60,14 @@ impl Flags for TimedFlags {
             over: self.over,
             stack: self.stack,
             functions: self.functions.selectors()?,
-            of_self: self.of_self,
+            self_times: self.self_times,
             by: self.by.check()?,
         };
         if timed.pairs.is_empty() && timed.functions.is_empty() && timed.usdt.is_empty() {
             let needed = "needs -pair START,STOP, -usdt START,STOP, -fn GLOBS or -gc WORK";
             return Err(needed.to_owned());
         }
-        if timed.of_self && timed.functions.is_empty() {
+        if timed.self_times && timed.functions.is_empty() {
             return Err("-self is for functions: it needs -fn GLOBS or -gc WORK".to_owned());
         }
         if timed.by_caller() && timed.functions.is_empty() {
@@ -84,7 +84,7 @@ impl Flags for TimedFlags {
         if let (Some(by), None) = (&timed.by, timed.keys()) {
             by.refuse_top()?;
         }
-        if timed.keys().is_some() && timed.of_self {
+        if timed.keys().is_some() && timed.self_times {
             let why = "-self and -by EXPR cannot be combined: the times of keys are whole times";
             return Err(why.to_owned());
         }
@@ -103,8 +103,8 @@ impl Timed {
     }
 
     /// Whether functions are timed without the calls that they make of other timed ones.
-    pub(crate) fn of_self(&self) -> bool {
-        self.of_self
+    pub(crate) fn self_times(&self) -> bool {
+        self.self_times
     }
 
     /// Whether each function has a line for each of its callers.
@@ -158,7 +158,7 @@ impl Timed {
         }
         let functions = self.functions.iter().cloned();
         let mut observation = functions.fold(observation, Observation::time_functions);
-        if self.of_self {
+        if self.self_times {
             observation = observation.self_times();
         }
         if self.by_caller() {

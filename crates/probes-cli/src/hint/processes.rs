@@ -34,7 +34,7 @@ pub(super) fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool)
         | ProcessError::Executed => "try again",
         ProcessError::FollowerSilent => {
             return Some(format!(
-                "look whether its tracer is stopped (TracerPid in /proc/{}/status); `kill -CONT` resumes it",
+                "check whether its tracer is stopped (TracerPid in /proc/{}/status); `kill -CONT` resumes it",
                 pid.map_or("PID".to_owned(), |pid| pid.to_string())
             ));
         }
@@ -141,11 +141,11 @@ pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> 
         }
         Denial::OtherVersion { tracer, .. } if is_attach => {
             format!(
-                "use the version of process {tracer}, or end that; or use -live, which does not use ptrace"
+                "use the version of process {tracer}, or end that process; or use -live, which does not use ptrace"
             )
         }
         Denial::OtherVersion { tracer, .. } => {
-            format!("use the version of process {tracer}, or end that")
+            format!("use the version of process {tracer}, or end that process")
         }
         Denial::FollowedByOtherUser { tracer, .. } => {
             let live = if is_attach {

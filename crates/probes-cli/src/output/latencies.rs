@@ -290,9 +290,9 @@ impl Evidence {
     /// What to do about wrong times.
     fn advice(self) -> &'static str {
         if self.without_key > 0 {
-            "ask for what all of these hits have: `ocaml-probes watch` shows their arguments"
+            "use a key that all of these hits have: `ocaml-probes watch` shows their arguments"
         } else if self.by_key {
-            "give a -key that differs between all events that are under way at a time; a start whose stop an exception skips does no harm"
+            "give a -key that differs between all events that are under way at a time; a start whose stop is skipped by an exception does no harm"
         } else {
             "give -key EXPR, such as -key arg0: it says which stop belongs to which start; both probes need an argument that identifies \
              the event, in OCaml such as [@probe.args id]"
@@ -303,23 +303,28 @@ impl Evidence {
     pub(crate) fn caution(self) -> Option<String> {
         Some(match self.doubt()? {
             Doubt::Interleaved(stops) => format!(
-                "no time can be trusted: pairs of a thread seem to interleave, as {stops} stops show"
+                "no time can be trusted: pairs of a thread seem to interleave (shown by {})",
+                number_of(stops, "stop")
             ),
             Doubt::Moved(events) => format!(
-                "no time can be trusted: events seem to start in one thread and stop in another, as {events} starts without a stop and as \
-                 many stops without a start show"
+                "no time can be trusted: events seem to start in one thread and stop in another (shown by {} without a stop, \
+                 and as many stops without a start)",
+                number_of(events, "start")
             ),
             Doubt::Doubtful(starts) if self.by_key => format!(
                 "either several events under way have one key, and times are wrong, or exceptions skip stops: \
-                 {starts} starts had the key of an earlier one without a stop"
+                 {} had the key of an earlier start without a stop",
+                number_of(starts, "start")
             ),
             Doubt::Doubtful(stops) => format!(
                 "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
-                 at {stops} stops, an earlier start of the stack frame waited"
+                 at {}, an earlier start of the stack frame waited",
+                number_of(stops, "stop")
             ),
             Doubt::WithoutKey(ends) => format!(
-                "some times may be wrong: {ends} starts and stops have no key, and if the stop of one event and the start of \
-                 the next with its key are among them, both are taken for one"
+                "some times may be wrong: {} without a key. If the stop of one event and the start of the next one with the same \
+                 key are among them, the two events are taken for one",
+                number_that_were(ends, "hit")
             ),
             Doubt::Unseen => UNSEEN.to_owned(),
         })

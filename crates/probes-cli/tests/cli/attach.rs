@@ -229,7 +229,7 @@ fn unknown_name_gets_a_suggestion_and_changes_nothing() {
     let expected = "no probe \"pla?n\" in gen_ocaml_2.pie; did you mean \"plain\"?";
     assert!(of_glob.contains(expected), "{of_glob}");
     assert!(
-        of_glob.contains("hint: names of probes are no globs; "),
+        of_glob.contains("hint: names of probes are not globs; "),
         "{of_glob}"
     );
     let expected = "no probe \"plian\" in gen_ocaml_2.pie; did you mean \"plain\"?";

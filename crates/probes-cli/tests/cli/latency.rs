@@ -172,7 +172,7 @@ fn interleaving_pairs_are_untrusted_in_every_format() {
         plain: " 0 0 0 start,stop interleaved 10 untrusted",
         json: [10.into(), 10.into(), false.into()],
         table: "no: 10 interleaved",
-        text: "no time can be trusted: pairs of a thread seem to interleave, as 10 stops show",
+        text: "no time can be trusted: pairs of a thread seem to interleave (shown by 10 stops)",
     });
 }
 

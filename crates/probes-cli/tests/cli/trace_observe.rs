@@ -181,7 +181,7 @@ fn interleaving_pairs_of_a_program_are_reported() {
         );
         assert_eq!(
             warning,
-            "ocaml-probes: warning: start,stop: no time can be trusted: pairs of a thread seem to interleave, as 10 stops show"
+            "ocaml-probes: warning: start,stop: no time can be trusted: pairs of a thread seem to interleave (shown by 10 stops)"
         );
         assert!(hint.starts_with("hint: "), "{hint}");
         let run = trace(&file, "-json -latency start,stop", "bursts 4\n");

@@ -49,7 +49,7 @@ fn arguments_of_every_form_are_shown() {
             let watched = tool.end();
             // Some sites of `x87`, and of `forms` in the one program, have their nop overwritten, because the
             // instructions after it cannot be replaced.
-            let note = "do not start bpftrace or perf meanwhile at ";
+            let note = "do not attach bpftrace or perf to ";
             let mut lines = watched.stderr.lines();
             assert!(lines.all(|line| line.starts_with(note)));
             let has_note = watched.stderr.contains("x87:stack in x87_round");

@@ -14,7 +14,7 @@ use probes_lib::CollectorWork;
 use super::names::{self, MAX_SHOWN, Names};
 use crate::flags::ends_part;
 use crate::search_path::look_up;
-use crate::spelling::{Given, Place, completions_of_flag, long, place, value_name};
+use crate::spelling::{CompletionContext, Given, completions_of_flag, context, long, value_name};
 use crate::text::is_unprintable;
 
 /// The answer that makes the shell complete file names.
@@ -28,26 +28,26 @@ pub(super) fn answer(root: &Command, words: &[OsString]) -> String {
     let Some(word) = words.last().and_then(|word| word.to_str()) else {
         return String::new();
     };
-    let (place, given) = place(root, words);
-    let completions = match place {
-        Place::Subcommand(command) => subcommands(command, word),
-        Place::Flag(command) => completions_of_flag(command, word)
+    let (context, given) = context(root, words);
+    let completions = match context {
+        CompletionContext::Subcommand(command) => subcommands(command, word),
+        CompletionContext::Flag(command) => completions_of_flag(command, word)
             .into_iter()
             .map(|(spelled, arg)| (spelled, help_of(arg)))
             .collect(),
-        Place::Value(arg, start) => {
+        CompletionContext::Value(arg, start) => {
             let (before, typed) = word.split_at_checked(start).unwrap_or(("", word));
             match values(arg, typed, &given) {
                 Some(values) => with_prefix(before, values),
                 None => return FILES.to_owned(),
             }
         }
-        Place::Operand(arg) => match values(arg, word, &given) {
+        CompletionContext::Operand(arg) => match values(arg, word, &given) {
             Some(values) => values,
             None => return FILES.to_owned(),
         },
-        Place::Program => return FILES.to_owned(),
-        Place::Nothing => Completions::new(),
+        CompletionContext::Program => return FILES.to_owned(),
+        CompletionContext::Nothing => Completions::new(),
     };
     let mut text = String::new();
     for (word, meaning) in completions {

@@ -22,7 +22,7 @@ use crate::commands::latency::warn_of_interleaved;
 use crate::commands::lost_switches::warn_of_lost_switches;
 use crate::commands::observe_loop::ObservationLoop;
 use crate::commands::opened_events::{
-    Missed, OpenedEvents, PATIENCE, note_waiting_for_events, warn_of_left_file,
+    EventsOff, NOTE_WAITING_AFTER, OpenedEvents, note_waiting_for_events, warn_of_left_file,
 };
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::step_failures::StepFailures;
@@ -63,7 +63,7 @@ pub(super) struct Recording<'r> {
     /// Whether runtime events were read.
     has_events: bool,
     /// What was missed of the runtime events.
-    missed: Option<Missed>,
+    missed: Option<EventsOff>,
     waits: Option<WaitsReader>,
     /// The times of the pairs, as they were measured in the process, and when they were read.
     latencies: Vec<Latency>,
@@ -127,7 +127,7 @@ impl ReadingHandler for Recorder<'_, '_> {
         shown: ShownReadings<'_, ()>,
         _: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        if self.are_awaited && !self.has_noted_waiting && shown.at > PATIENCE {
+        if self.are_awaited && !self.has_noted_waiting && shown.at > NOTE_WAITING_AFTER {
             self.has_noted_waiting = true;
             note_waiting_for_events(&self.recording.output.messages);
         }
@@ -477,7 +477,7 @@ impl<'r> Recording<'r> {
             warn_of_slices_without_key(&output.messages, &what);
         }
         if let Some(what) = lost_starts {
-            let hint = "a start whose stop an exception skips waits as well: record for a shorter time, or a pair that always ends";
+            let hint = "a start whose stop is skipped by an exception keeps waiting, too: record for a shorter time, or a pair that always ends";
             output.messages.warning(WarningKind::LostTimes, &what, hint);
         }
         match self.missed {
@@ -647,7 +647,7 @@ fn warn(counts: RecordCounts, frequent: &[FrequentName], lost_words: &LostWords,
         messages.warning(
             WarningKind::LostCalls,
             &format!(
-                "{} left out, within too many others",
+                "{} left out: too many calls were open",
                 number_that_were(counts.too_deep, "call")
             ),
             "record functions that are not recursive",

@@ -64,7 +64,7 @@ pub(super) struct Timeline {
     /// The same words as in `counts`, by domain.
     pub(super) lost_words: LostWords,
     /// How many hits each name had in readings that had lost others.
-    read_beside_losses: HashMap<String, u64>,
+    hits_in_lossy_readings: HashMap<String, u64>,
 }
 
 struct ThreadTracks {
@@ -98,7 +98,7 @@ impl Timeline {
             latest: 0,
             counts: RecordCounts::default(),
             lost_words: LostWords::default(),
-            read_beside_losses: HashMap::new(),
+            hits_in_lossy_readings: HashMap::new(),
         }
     }
 
@@ -181,9 +181,12 @@ impl Timeline {
             None => self.hit(event),
         }
         if is_beside_losses {
-            match self.read_beside_losses.get_mut(event.name()) {
+            match self.hits_in_lossy_readings.get_mut(event.name()) {
                 Some(hits) => *hits += 1,
-                None => drop(self.read_beside_losses.insert(event.name().to_owned(), 1)),
+                None => drop(
+                    self.hits_in_lossy_readings
+                        .insert(event.name().to_owned(), 1),
+                ),
             }
         }
     }
@@ -262,8 +265,8 @@ impl Timeline {
         /// A name with a smaller share does not flood the ring.
         const MIN_SHARE: f64 = 0.1;
         const MAX_SHOWN: usize = 3;
-        let all: u64 = self.read_beside_losses.values().sum();
-        let names = self.read_beside_losses.iter();
+        let all: u64 = self.hits_in_lossy_readings.values().sum();
+        let names = self.hits_in_lossy_readings.iter();
         let names = names.map(|(name, &hits)| FrequentName {
             name: name.clone(),
             share: hits as f64 / all.max(1) as f64,

@@ -64,7 +64,7 @@ pub(super) struct Scanner<'s> {
     ends: Receiver<Ended>,
     /// Whether `serve` is about to end: then no more processes are looked at.
     is_ending: Arc<AtomicBool>,
-    known: BTreeMap<i32, Known>,
+    known: BTreeMap<i32, KnownProcess>,
     /// The processes that may just have executed a program, and since when that is known.
     executed: BTreeMap<i32, Instant>,
     /// How many observations have begun.
@@ -74,7 +74,7 @@ pub(super) struct Scanner<'s> {
 }
 
 /// A process that was looked at.
-struct Known {
+struct KnownProcess {
     identity: Identity,
     state: KnownState,
     /// The number of its latest observation.
@@ -93,7 +93,7 @@ struct Identity {
 }
 
 /// What has begun, and why the rest has not.
-struct Begun {
+struct StartedObservation {
     observed: Observed,
     /// Why its runtime events are not read although they are asked for.
     no_events: Option<Failure>,
@@ -103,13 +103,13 @@ struct Begun {
 
 enum KnownState {
     /// It is observed. `Some` if its runtime events cannot be read: when to try again.
-    Observed(Option<Pause>),
+    Observed(Option<RetryDelay>),
     /// Observing it failed, its observation has ended, or it is not selected after all: when to try again.
-    NotObserved(Pause),
+    NotObserved(RetryDelay),
 }
 
 /// When to try again what has failed. Each pause is twice as long as the one before.
-struct Pause {
+struct RetryDelay {
     until: Instant,
     /// How long this pause is, before the quarter is taken off.
     last: Duration,
@@ -117,11 +117,11 @@ struct Pause {
     kind: String,
 }
 
-impl Pause {
-    fn next(before: Option<&Pause>, kind: String, interval: Duration) -> Pause {
+impl RetryDelay {
+    fn next(before: Option<&RetryDelay>, kind: String, interval: Duration) -> RetryDelay {
         let last = before.map_or(interval, |before| before.last.saturating_mul(2));
         let last = last.min(LONGEST_PAUSE.max(interval));
-        Pause {
+        RetryDelay {
             // A quarter less, so that the scan that is due then finds the pause over even if it reaches the process a
             // little earlier.
             until: Instant::now() + last.mul_f32(0.75),
@@ -131,8 +131,8 @@ impl Pause {
     }
 
     /// A pause that is over.
-    fn over(interval: Duration) -> Pause {
-        Pause {
+    fn over(interval: Duration) -> RetryDelay {
+        RetryDelay {
             until: Instant::now(),
             last: interval / 2,
             kind: String::new(),
@@ -192,7 +192,7 @@ impl<'s> Scanner<'s> {
     /// Notes what has ended, and when to try it again.
     fn note_end(&mut self, ended: Ended) {
         let interval = self.wanted.interval;
-        let pause = Pause::next(None, String::new(), interval);
+        let pause = RetryDelay::next(None, String::new(), interval);
         let (Ended::Observation { id, .. } | Ended::RuntimeEvents(id)) = ended;
         let known = self.known.get_mut(&id.pid);
         let Some(known) = known.filter(|known| known.number == id.number) else {
@@ -210,7 +210,7 @@ impl<'s> Scanner<'s> {
                 known.was_replaced |= is_replaced;
                 *state = KnownState::NotObserved(pause);
                 if may_have_executed {
-                    *state = KnownState::NotObserved(Pause::over(interval));
+                    *state = KnownState::NotObserved(RetryDelay::over(interval));
                     self.executed.insert(id.pid, Instant::now());
                 }
             }
@@ -247,7 +247,7 @@ impl<'s> Scanner<'s> {
 
     fn scan(&mut self) {
         let candidates = self.candidates();
-        let is_there = |pid: &i32, known: &Known| {
+        let is_there = |pid: &i32, known: &KnownProcess| {
             let found = candidates.get(pid);
             found.is_some_and(|(identity, _)| *identity == known.identity)
         };
@@ -344,7 +344,7 @@ impl<'s> Scanner<'s> {
                 }
             }
         };
-        let known = Known {
+        let known = KnownProcess {
             identity,
             state,
             number,
@@ -354,18 +354,18 @@ impl<'s> Scanner<'s> {
     }
 
     /// When to try again what has failed: at once, and without a report, if the process has just executed a program.
-    fn pause(&self, pid: i32, before: Option<&Pause>, kind: String) -> Pause {
+    fn pause(&self, pid: i32, before: Option<&RetryDelay>, kind: String) -> RetryDelay {
         let interval = self.wanted.interval;
         if self.executed.contains_key(&pid) {
-            Pause::over(interval)
+            RetryDelay::over(interval)
         } else {
-            Pause::next(before, kind, interval)
+            RetryDelay::next(before, kind, interval)
         }
     }
 
     /// Reports what is observed of a process from now on, and what it lacks.
-    fn report_begun(&self, pid: i32, begun: Begun) -> KnownState {
-        let Begun {
+    fn report_begun(&self, pid: i32, begun: StartedObservation) -> KnownState {
+        let StartedObservation {
             observed,
             no_events,
             missing,
@@ -384,7 +384,7 @@ impl<'s> Scanner<'s> {
 
     /// Begins to observe a process. `None` if it is selected by its name alone, and it has exited or exec'd
     /// meanwhile, or is not meant: then no error is reported.
-    fn begin(&self, pid: i32, was_replaced: bool) -> Result<Option<Begun>, Failure> {
+    fn begin(&self, pid: i32, was_replaced: bool) -> Result<Option<StartedObservation>, Failure> {
         let is_given = self.wanted.selection.given().contains(&pid);
         match self.try_begin(pid, is_given, was_replaced) {
             Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_given => {
@@ -399,8 +399,8 @@ impl<'s> Scanner<'s> {
         pid: i32,
         is_given: bool,
         was_replaced: bool,
-    ) -> Result<Option<Begun>, Failure> {
-        let is_observed = |known: &&Known| matches!(known.state, KnownState::Observed(_));
+    ) -> Result<Option<StartedObservation>, Failure> {
+        let is_observed = |known: &&KnownProcess| matches!(known.state, KnownState::Observed(_));
         if self.known.values().filter(is_observed).count() >= MAX_PROCESSES {
             return Err(Failure::TooManyProcesses(MAX_PROCESSES));
         }
@@ -444,7 +444,7 @@ impl<'s> Scanner<'s> {
         let id = ObservationId { pid, number };
         let observation = observation.as_ref();
         let observed = Observed::begin(id, target, observation, options, events, &messages)?;
-        Ok(Some(Begun {
+        Ok(Some(StartedObservation {
             observed,
             no_events,
             missing,
@@ -474,7 +474,7 @@ impl<'s> Scanner<'s> {
     }
 
     /// Tries again to read the runtime events of a process that is observed; returns when to try once more.
-    fn open_events(&self, pid: i32, before: &Pause) -> Option<Pause> {
+    fn open_events(&self, pid: i32, before: &RetryDelay) -> Option<RetryDelay> {
         match RuntimeEvents::of_process_if_on(pid) {
             Ok(events) => {
                 let events = Box::new(events);

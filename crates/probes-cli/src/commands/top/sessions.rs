@@ -8,7 +8,7 @@ use probes_lib::{Latency, LiveAddr, Observation, Options, ProbeStates, State};
 use super::model::NewRow;
 use super::session::{Reading, Session};
 use crate::commands::forked_processes::{
-    ForkedProcesses, Parent, warn_of_late_start, without_take_over,
+    ForkedProcesses, ObservedAncestor, warn_of_late_start, without_take_over,
 };
 use crate::commands::gaps::Gaps;
 use crate::failure::{Failure, exit_or_exec};
@@ -63,8 +63,8 @@ impl ProcessSession {
         }
     }
 
-    fn as_parent(&self) -> Option<Parent<'_>> {
-        Some(Parent {
+    fn as_parent(&self) -> Option<ObservedAncestor<'_>> {
+        Some(ObservedAncestor {
             target: self.session.target(),
             observer: self.session.observer()?,
             has_ended: self.has_ended,
@@ -130,7 +130,7 @@ impl Sessions {
             let begin = |child| Session::begin(&child, &following.observation, following.options);
             match child.and_then(begin) {
                 Ok(session) => {
-                    if self.by_pid && !it.was_there {
+                    if self.by_pid && !it.existed_before {
                         following.without_row += 1;
                     }
                     if it.is_late {

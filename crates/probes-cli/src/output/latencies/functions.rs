@@ -201,10 +201,10 @@ impl<'l> TimedFunctionsView<'l> {
             "function", "count", "mean", "p50", "p90", "p99", "p99.9", "max",
         ];
         const OTHERS: [&str; 5] = ["running", "unmatched exits", "lost", "unwound", "doubtful"];
-        let of_self = self.rows.iter().any(|row| row.own.is_some());
+        let self_times = self.rows.iter().any(|row| row.own.is_some());
         let has_separate_stacks = self.has_separate_stacks();
         let by_pid = self.rows.iter().any(|row| row.pid.is_some());
-        if of_self {
+        if self_times {
             head.splice(2..2, ["self", "total"]);
         }
         if has_separate_stacks {

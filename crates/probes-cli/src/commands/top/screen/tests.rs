@@ -331,8 +331,8 @@ fn interleaving_pairs_are_red_below_a_warning() {
     assert_eq!(line, caution);
     assert_eq!(colors, [Color::Red, Color::Reset, Color::Reset, Color::Red]);
     model.set_times(vec![doubtful, times]);
-    let caution = "req_start,req_end: no time can be trusted: pairs of a thread seem to interleave, \
-                   as 1000 stops show";
+    let caution = "req_start,req_end: no time can be trusted: pairs of a thread seem to interleave \
+                   (shown by 1000 stops)";
     assert_eq!(shown(&model).0, caution);
 }
 
