@@ -26,13 +26,13 @@ const WORD: usize = 8;
 /// No function has more arguments than this.
 const MAX_ARITY: i64 = 126;
 
-/// The functions `caml_curryN` and `caml_tuplifyN`, which are the code of closures with several arguments; and the
-/// arity that each is for, negative for a tuple.
+/// The addresses of `caml_curryN` and `caml_tuplifyN`, the code of closures with several arguments, each with its
+/// arity: negative for a tuple.
 #[derive(Default)]
 pub(crate) struct Currying(HashMap<LiveAddr, i64>);
 
 impl Currying {
-    /// Adds those of an object.
+    /// Adds the functions of this kind that an object defines.
     pub(crate) fn add(&mut self, table: &FunctionTable, bias: LoadBias) {
         for function in table.functions() {
             let names = function.names().map(|name| arity_in(&name.text));
@@ -42,7 +42,8 @@ impl Currying {
         }
     }
 
-    /// Returns how many arguments functions have, by their addresses, as far as the data of an object tell.
+    /// Returns the number of arguments of functions, by address, as far as the data of an object contain
+    /// it.
     pub(crate) fn arities(
         &self,
         elf: &ElfFile,
@@ -61,7 +62,7 @@ impl Currying {
         }
         for segment in data() {
             let start = bias.live(segment.start);
-            // What cannot be read tells nothing.
+            // The closures of data that cannot be read are not found.
             let _ = self.read(start, segment.file_len, memory, &relocated, &mut arities);
         }
         arities
@@ -118,7 +119,7 @@ impl Currying {
     }
 }
 
-/// Returns the words of a segment to which packed relocations have the loader add the load bias, as it makes them.
+/// Returns the words of a segment that packed relocations refer to, with the load bias added, as the loader does.
 fn packed_relocations(
     elf: &ElfFile,
     segment: &Segment,

@@ -1,4 +1,4 @@
-//! [`AvailableObservation`]: what of an observation can be recorded in a process, and what the process lacks.
+//! [`AvailableObservation`]: the part of an observation that a process can record, and what is missing.
 
 use crate::error::{Error, ErrorKind, ObserveError, Result};
 use crate::functions::Functions;
@@ -7,25 +7,25 @@ use crate::observe::plan::check_sites;
 use crate::process::program::Program;
 use crate::select::function::FunctionSelector;
 
-/// What of an [`Observation`] can be recorded in a process.
+/// The part of an [`Observation`] that can be recorded in a process.
 ///
 /// [`Target::available`](crate::Target::available) has an example.
 #[derive(Debug, Default)]
 pub struct AvailableObservation {
-    /// The part that the process has; `None` if it has nothing of it.
+    /// This part; `None` if nothing can be recorded.
     pub observation: Option<Observation>,
-    /// Why each of the others is left out: probes, pairs and functions that the process does not have, and pairs whose
-    /// key it cannot tell.
+    /// Why each of the other selections is left out: probes, pairs and functions that the process does not have, and
+    /// pairs whose key cannot be evaluated in it.
     pub missing: Vec<Error>,
 }
 
 impl Observation {
-    /// Returns whether the sites of a program are selected.
+    /// Returns whether it selects sites.
     pub(crate) fn selects_sites(&self) -> bool {
         !self.counted.is_empty() || !self.pairs.is_empty() || !self.watched.is_empty()
     }
 
-    /// Returns the same without what selects sites of a program.
+    /// Returns a copy that selects no sites.
     pub(crate) fn without_sites(&self) -> Observation {
         Observation {
             counted: Vec::new(),
@@ -35,7 +35,7 @@ impl Observation {
         }
     }
 
-    /// Returns the same without the selected sites that a program does not have, and why each is left out.
+    /// Returns a copy without the selected sites that a program does not have, and why each is left out.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Observation {
         Ok((kept, missing))
     }
 
-    /// Returns the same without the selected functions that a process does not have, and why each is left out.
+    /// Returns a copy without the selected functions that a process does not have, and why each is left out.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ fn is_available<T>(found: Result<T>, missing: &mut Vec<Error>) -> Result<bool> {
     }
 }
 
-/// Returns whether a process does not have what was selected, or not as it was asked for.
+/// Returns whether the process does not have what was selected, or an expression does not fit it.
 fn is_missing(error: &Error) -> bool {
     error.is_missing_name()
         || error.is_missing_function()

@@ -22,7 +22,7 @@ pub struct Linear {
     width: u64,
 }
 
-/// Why a text is no range of values.
+/// Why a text is not a range of values.
 ///
 /// ```
 /// use probes_lib::{BadLinear, Linear};
@@ -38,7 +38,7 @@ pub enum BadLinear {
     /// It is not three numbers.
     #[error("needs three numbers, LO,HI,STEP, such as 0,1000,50")]
     NotThree,
-    /// Something is no number, or too large.
+    /// A part is not a number, or too large.
     #[error("`{0}` is not a whole number of 64 bits with a sign")]
     NoNumber(String),
     /// Nothing is in the range.
@@ -84,7 +84,7 @@ impl Linear {
     /// Returns how many steps there are.
     pub fn steps(self) -> u32 {
         let steps = self.len().div_ceil(u128::from(self.width));
-        // Checked when it was made.
+        // `from_str` has checked it.
         u32::try_from(steps).unwrap_or(Linear::MAX_STEPS)
     }
 
@@ -156,7 +156,7 @@ impl FromStr for Linear {
     }
 }
 
-/// As [`FromStr`] reads it.
+/// The format that [`FromStr`] reads.
 impl fmt::Display for Linear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{},{},{}", self.start, self.end, self.width)

@@ -80,7 +80,7 @@ impl DiscardCheck {
         }
     }
 
-    /// Returns whether the process is to be checked now; if so, it is not to be checked again for a while.
+    /// Returns whether a check of the process is due; if so, the next one is due after [`INTERVAL`].
     pub(crate) fn is_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = self.next.is_some_and(|next| next <= now);
@@ -95,7 +95,7 @@ impl DiscardCheck {
         self.next = None;
     }
 
-    /// Returns those of these `addresses` of points that were not found before; none once the checks have ended.
+    /// Returns the points at these `addresses` that were not found before; none once the checks have ended.
     pub(crate) fn unknown(
         &self,
         plan: &ObservationPlan,

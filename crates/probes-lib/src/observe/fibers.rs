@@ -45,7 +45,8 @@ const LEN: usize = 64;
 pub(crate) enum ProcessStacks {
     /// There are only those of threads.
     OfThreads,
-    /// OCaml code is on those of fibers; they are found by these fields of the domain's state, if they are known.
+    /// OCaml code is on the stacks of fibers, which are found by these fields of the domain's state; `None`: not
+    /// known.
     OfFibers {
         current_stack: Option<u8>,
         c_stack: Option<u8>,
@@ -53,7 +54,7 @@ pub(crate) enum ProcessStacks {
 }
 
 impl ProcessStacks {
-    /// Finds out which there are in a process that has loaded these files.
+    /// Returns the stacks of a process that has loaded these files.
     pub(crate) fn of<'e>(mut files: impl Iterator<Item = &'e ElfFile>) -> ProcessStacks {
         match files.find(|elf| has_runtime_5(elf)) {
             None => ProcessStacks::OfThreads,
@@ -68,7 +69,7 @@ impl ProcessStacks {
         }
     }
 
-    /// Returns what trampolines know of fibers.
+    /// Returns the fields by which trampolines find the stacks of fibers, if both are known.
     pub(crate) fn fibers(self) -> Option<FiberFields> {
         match self {
             ProcessStacks::OfFibers {
@@ -82,11 +83,11 @@ impl ProcessStacks {
         }
     }
 
-    /// Returns the stack that a function is called on if it may be of OCaml or not.
+    /// Returns the stack that a function is called on if it is not known whether it is OCaml code.
     ///
     /// # Errors
     ///
-    /// If the two are called on different stacks.
+    /// If OCaml code and other code are on different stacks.
     pub(crate) fn of_any(self) -> Result<StackKind, Refusal> {
         match self {
             ProcessStacks::OfThreads => Ok(StackKind::OfThread),
@@ -150,8 +151,9 @@ fn is_load(instruction: &Instruction) -> bool {
         && instruction.memory_index() == Register::None
 }
 
-/// Returns the offset of the field `c_stack` in the state of a domain, which points to where the stack of C code
-/// continues: that of the first `mov offset(%r14), %r` whose register is moved to the stack pointer later.
+/// Returns the offset of the field `c_stack` in the state of a domain. The field points to where the stack of C
+/// code continues. Its offset is that of the first `mov offset(%r14), %r` whose register is later moved to the
+/// stack pointer.
 fn c_stack(instructions: &[Instruction]) -> Option<u8> {
     let switch = instructions.iter().position(|it| {
         it.mnemonic() == Mnemonic::Mov
@@ -164,8 +166,8 @@ fn c_stack(instructions: &[Instruction]) -> Option<u8> {
     u8::try_from(load.memory_displacement64()).ok()
 }
 
-/// Returns the offset of the field `current_stack` in the state of a domain, which points to a `struct stack_info`:
-/// that of `mov offset(%r14), %r; mov %rsp, (%r)`.
+/// Returns the offset of the field `current_stack` in the state of a domain. The field points to a `struct
+/// stack_info`. Its offset is that of `mov offset(%r14), %r; mov %rsp, (%r)`.
 fn current_stack(instructions: &[Instruction]) -> Option<u8> {
     instructions.windows(2).find_map(|both| {
         let is_store = both[1].mnemonic() == Mnemonic::Mov

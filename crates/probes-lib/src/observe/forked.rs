@@ -25,24 +25,25 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// of threads.
 const REST: u32 = 20;
 
-/// For how long tables of pages are renewed at once, and how many times as long nothing is renewed then: rings are to be read meanwhile.
+/// The longest time that one renewal of page tables may take. No table is renewed for [`RENEWAL_REST`] times as long
+/// after it, so that rings can be read.
 const RENEWAL_TIME: Duration = Duration::from_millis(2);
 const RENEWAL_REST: u32 = 4;
 
-/// After this time without an execve, a child is taken for one that executes no other program; so is one that is seen
-/// twice.
+/// A child that has not called execve(2) for this time, or that is seen twice, is assumed to execute no other
+/// program.
 const EXECUTES_WITHIN: Duration = Duration::from_millis(50);
 
-/// How many are kept: a server may fork one for each request.
+/// How many pids are kept: a server may fork a child for each request.
 const MAX_KEPT: usize = 64;
 
-/// Processes that an observed process, or one of these, has forked while it was observed, and that executed no other
-/// program at once: they have copies of the trampolines, and what they record is in copies of the data, which are not
+/// Processes that an observed process, or one of them, has forked while it was observed, and that executed no other
+/// program at once. They have copies of the trampolines, and what they record is in copies of the data, which are not
 /// read. Their hits, times and events are missing, unless [`ForkedChildren::are_recorded`].
 ///
-/// Children are looked for whenever something is read, but at most five times a second; those that exit between two
+/// Children are looked for whenever something is read, but at most five times a second. Those that exit between two
 /// looks are not noticed, nor are processes whose parent has exited before the first look at them. Children that share
-/// the memory of their parent, as after vfork(2) and posix_spawn(3), are none of them.
+/// the memory of their parent, as after vfork(2) and posix_spawn(3), are not included.
 ///
 /// ```no_run
 /// # let observer: probes_lib::Observer = unimplemented!();
@@ -80,7 +81,7 @@ pub(crate) struct ForkCheck {
     is_incomplete: bool,
     /// A table of pages for a child, if children record with their parent and such a table is needed.
     pages: Option<PageTable>,
-    /// Those that live.
+    /// The children that are alive.
     known: HashMap<PidAndStart, FoundChild>,
     begun: Instant,
     next: Option<Instant>,
@@ -90,19 +91,19 @@ pub(crate) struct ForkCheck {
 /// A child that has copies of the trampolines.
 #[derive(Debug)]
 struct FoundChild {
-    /// Whether it is taken for one that executes no other program.
+    /// Whether it is assumed to execute no other program.
     stays: bool,
     /// When it has run for [`EXECUTES_WITHIN`].
     settled_at: Instant,
     /// Its table of pages, if it needs one, and its memory is certainly its own.
     pages: Option<PageTable>,
-    /// When that was to be renewed last.
+    /// When that table was last renewed, or tried to be.
     renewed: Option<Instant>,
 }
 
 impl ForkCheck {
-    /// Returns the check for an observation that begins now. Children that record with their parent are looked for only if
-    /// something `is_timed`, or if trampolines need a table of `pages`.
+    /// Returns the check for an observation that begins now. Children that record with their parent are looked for only
+    /// if something `is_timed`, or if trampolines need a table of `pages`.
     pub(crate) fn new(are_recorded: bool, is_timed: bool, pages: Option<PageTable>) -> ForkCheck {
         let now = Instant::now();
         let is_incomplete = !are_recorded || is_timed;
@@ -132,7 +133,8 @@ impl ForkCheck {
         }
     }
 
-    /// Looks for children, if they matter. Errors are ignored: if the process still runs, the next reading of its data reports them.
+    /// Looks for children, if they matter. Errors are ignored: if the process still runs, the next reading of its data
+    /// reports them.
     pub(crate) fn look(&mut self, observed: &Process, arenas: &[Arena]) {
         let (Some(_), Some(arena)) = (self.next, arenas.first()) else {
             return;
@@ -165,7 +167,7 @@ impl ForkCheck {
                     known.unwrap_or_else(|| self.new_child(pid, age, [observed.pid(), parent]));
                 self.keep((pid, start), found, stays);
             }
-            // Those that are found no more, because their parent has exited.
+            // The children that were not found again, because their parent has exited.
             let Some((pid, start)) = before.keys().next().copied() else {
                 break;
             };
@@ -182,7 +184,7 @@ impl ForkCheck {
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
     }
 
-    /// Returns a child that is found for the first time, and has run for so long; `others` are the processes whose memory it may share.
+    /// Returns a child that is found for the first time and has run for `age`. It may share the memory of `others`.
     fn new_child(&self, pid: i32, age: Duration, others: [i32; 2]) -> FoundChild {
         let is_own = |other: &i32| matches!(kcmp::shares_memory(*other, pid), Ok(false));
         let pages = self.pages.as_ref();
@@ -204,7 +206,7 @@ impl ForkCheck {
         self.known.insert(child, found);
     }
 
-    /// Renews the tables of children that are due, those first that were renewed longest ago, as many as there is time for.
+    /// Renews the page tables of children that are due, the oldest tables first, for [`RENEWAL_TIME`] at most.
     fn renew_pages(&mut self, arena: &Arena) {
         let begun = Instant::now();
         if self.pages.is_none() || begun < self.next_renewal {
@@ -250,17 +252,18 @@ impl ForkCheck {
 }
 
 impl FoundChild {
-    /// Renews the table of pages of a child that records with its parent, and has memory of its own. If that cannot be done now, it
-    /// stays as it is, for the second that it is valid.
+    /// Renews the page table of a child that records with its parent and has memory of its own. If that cannot be done
+    /// now, the table stays as it is, and valid for the rest of its second.
     fn renew_pages(&mut self, child: &Process, arena: &Arena) {
         let Some(pages) = &mut self.pages else {
             return;
         };
-        // Another tool may be about to unmap it.
+        // Another tool may be about to unmap the arena.
         let Ok(_lock) = UpdateLock::wait(child, Instant::now()) else {
             return;
         };
-        // Opened first: if the child then executes a program, nothing is written into that.
+        // Opened before the checks: if the child executes a program after them, nothing is written
+        // into that program.
         let Ok(memory) = ProcessMemory::open(child, OFlag::O_RDWR) else {
             return;
         };
@@ -269,7 +272,7 @@ impl FoundChild {
         }
         // If that fails, the child has exited, or the next look tries again.
         let _ = pages.renew(child, |writes| {
-            // Or the mappings may be those of that program.
+            // Otherwise the mappings may be those of a program that it has executed.
             if !child.was_only_forked() {
                 return Err(Error::of_process(child.pid(), ProcessError::Executed));
             }
@@ -278,15 +281,15 @@ impl FoundChild {
     }
 }
 
-/// Returns the pids of the descendants of a process that were forked without an execve since, have memory of their own, and are at
-/// least [`EXECUTES_WITHIN`] old: younger ones may be about to execute a program.
+/// Returns the pids of the descendants of a process that have called no execve(2) since they were forked, have memory
+/// of their own, and are at least [`EXECUTES_WITHIN`] old: younger ones may be about to execute a program.
 pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
     let now = since_boot();
     let program = process.identity_of("exe").ok();
     let is_meant = |child: &Process| {
         let stays = start_if_only_forked(child, now).is_some_and(|(_, age)| age >= EXECUTES_WITHIN);
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
-        // Where that cannot be known, it may be like a thread: what is done to its memory is done to that of the process.
+        // If that cannot be found out, the child may share the memory of the process, as a thread does.
         let has_own_memory =
             || matches!(kcmp::shares_memory(process.pid(), child.pid()), Ok(false));
         stays && !program.is_some_and(is_other) && has_own_memory()
@@ -302,8 +305,8 @@ pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
     found
 }
 
-/// Returns the pids of the processes that a process, or one of these, has forked with copies of an arena. Looks at all processes:
-/// the parent of one may have exited, as a daemon's has.
+/// Returns the pids of the descendants of a process that have a copy of an arena. Looks at all processes: the parent of
+/// a descendant may have exited, as a daemon's has.
 pub(crate) fn with_copies(process: &Process, arena: &Arena) -> Vec<i32> {
     let is_forked = |pid: &i32| {
         Process::open(*pid)
@@ -320,7 +323,8 @@ fn start_if_only_forked(child: &Process, now: Duration) -> Option<(u64, Duration
     Some((start, status::age(&stat, now)?))
 }
 
-/// Returns whether a child has copies of an arena of its parent. If its memory cannot be read, it `may_have` them.
+/// Returns whether a child has a copy of an arena of its parent; if its memory cannot be read, whether it
+/// `may_have` one.
 fn has_copy(child: &Process, parent: &Process, arena: &Arena, may_have: bool) -> bool {
     let shares = kcmp::shares_memory(parent.pid(), child.pid());
     if matches!(shares, Ok(true)) || child.has_exited() {
@@ -333,7 +337,8 @@ fn has_copy(child: &Process, parent: &Process, arena: &Arena, may_have: bool) ->
     }
 }
 
-/// Returns whether the first point of an arena is patched in a child, too: it may have been forked while the arena was installed.
+/// Returns whether the first point of an arena is patched in a child, too: it may have been forked while the arena was
+/// being installed.
 fn has_patch(child: &Process, arena: &Arena) -> bool {
     let memory = ProcessMemory::open(child, OFlag::O_RDONLY);
     let first = arena.places().next();
@@ -366,7 +371,7 @@ fn numbers(text: &str) -> impl Iterator<Item = i32> {
     words.filter_map(|pid| pid.parse().ok())
 }
 
-/// Returns the pids of the children of a process, by the parents of all processes.
+/// Returns the pids of the children of a process: looks at the parent of each process.
 fn children_among_all(parent: i32) -> Vec<i32> {
     let is_child = |pid: &i32| {
         let status =

@@ -28,7 +28,8 @@ pub(crate) enum FrameId {
 const FALSE: [u8; 5] = [0xb8, 1, 0, 0, 0];
 
 impl FrameId {
-    /// Returns what tells the frames of a site; `is_ocaml_4` is called only where that matters.
+    /// Returns what identifies the frames of a site; `is_ocaml_4` is called only if the answer
+    /// depends on it.
     pub(crate) fn of(site: LiveSite<'_>, is_ocaml_4: impl Fn() -> bool) -> FrameId {
         let is_in_own_function = is_in_own_function(&site.object.elf, site.site.address());
         if is_in_own_function && !is_ocaml_4() {

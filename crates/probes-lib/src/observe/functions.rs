@@ -37,7 +37,7 @@ pub(crate) struct ObservedFunctions {
     pub(crate) functions: Vec<ObservedFunction>,
     /// Those that cannot be observed.
     pub(crate) refused: Vec<RefusedFunction>,
-    /// Those that are watched without their results, although these are to be recorded.
+    /// Those that are watched without their results or exits, although these were asked for.
     pub(crate) without_results: Vec<RefusedFunction>,
     /// The mapped files whose functions are not known.
     pub(crate) unreadable: Vec<UnreadableObject>,
@@ -69,22 +69,23 @@ pub(crate) struct ObservedFunction {
     best: Candidate,
     /// What is tried if `best` turns out not to be possible, the best one last.
     others: Vec<OtherPatches>,
-    /// If its calls are timed.
+    /// How its calls are timed, if they are.
     timing: Option<Timing>,
-    /// If its calls are recorded. If they are neither timed nor recorded, they are counted.
+    /// How its calls are recorded, if they are. If they are neither timed nor recorded, they are
+    /// counted.
     watching: Option<Watching>,
     /// Which of its calls are counted, recorded or timed; `None`: all.
     filter: Option<Arc<FilterRole>>,
-    /// What its histogram is of; then its calls are not counted.
+    /// The integer of its histogram, if it has one; then its calls are not counted.
     integer: Option<Arc<IntegerRole>>,
-    /// The keys by which its calls are counted, or their times are distinguished; not yet with the number of its name.
+    /// The keys by which its calls are counted, or their times distinguished. The number of its name is set later.
     keys: Option<KeyRole>,
-    /// Whether its hits are its returns, whose results are asked for.
+    /// Whether its hits are its returns, because an expression asks for its result.
     pub(crate) is_asked_at_exits: bool,
-    /// If its results or exits are recorded or asked for, the patches of its returns, or of all exits, that the patch
-    /// of its entry does not displace.
+    /// The patches of its returns, or of all its exits, if results or exits are recorded or asked for; without those
+    /// that the patch of its entry displaces.
     ends: Vec<Candidate>,
-    /// Of a USDT probe that is an end of pairs: what is recorded there.
+    /// What is recorded at a USDT probe that is an end of pairs.
     paired: Option<Arc<Role>>,
 }
 
@@ -97,10 +98,10 @@ pub(crate) struct Timing {
     pub(crate) reported: Option<Watching>,
     /// The patches of its exits that the patch of its entry does not displace.
     exits: Vec<Candidate>,
-    /// Whether it is patched so that it does not matter that the function after it is patched, too.
+    /// Whether it leans on the function after it (functions/leaning.rs), so that both can be patched.
     leans: bool,
-    /// If it can be patched either way, the patches of the other way; whether the next function's first byte is
-    /// overwritten is said of the way in which it leans.
+    /// If it can be patched either way, the patches of the other way. Their `overwrites_next` is always that of the way
+    /// in which it leans.
     other: Option<Box<TimedPatches>>,
 }
 
@@ -109,7 +110,7 @@ pub(crate) struct Timing {
 pub(crate) struct WantedFunction {
     pub(crate) name: String,
     pub(crate) object: Arc<Path>,
-    /// That of its first byte. What is patched may be after an `endbr64`.
+    /// The address of its first byte; the patch may come after an `endbr64`.
     pub(crate) address: LiveAddr,
     /// Whether it is a site of a USDT probe.
     pub(crate) is_usdt: bool,
@@ -143,7 +144,7 @@ pub struct RefusedFunction {
 }
 
 impl ObservedFunctions {
-    /// Returns the name of the function the patch of whose entry is at this address, if it is one of these.
+    /// Returns the name of the observed function whose entry is patched at this address.
     pub(crate) fn name_at(&self, address: LiveAddr) -> Option<String> {
         // An `endbr64` is not displaced.
         const ENDBR_LEN: u64 = 4;
@@ -172,8 +173,8 @@ impl ObservedFunctions {
         functions.filter_map(|(index, function)| function.integer.is_some().then_some(index))
     }
 
-    /// Returns the refused functions, with the reasons, of each name of which nothing can be observed; all of them if
-    /// nothing at all can.
+    /// Returns the refused functions of each name that has no function left to observe; all refused functions if no
+    /// function at all is left.
     pub(crate) fn why_not(&self) -> Vec<&RefusedFunction> {
         let left: HashSet<usize> = self
             .functions
@@ -197,8 +198,8 @@ impl ObservedFunctions {
         self.try_next(failed);
     }
 
-    /// Takes off the best patches of each of these functions, given by ascending index, because they are not possible
-    /// here; refuses those that have no others.
+    /// Replaces the patches of each of these functions, given by ascending index, by the next best ones, because they
+    /// are not possible here; refuses the functions that have no others.
     pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {
         let mut failed = failed.iter().peekable();
         let mut index = 0..;
@@ -250,7 +251,8 @@ impl ObservedFunctions {
         let mut overlapping = Vec::new();
         for (start, until, index) in reserved {
             if start < end && index != owner {
-                // The one that has other candidates, if only one has; else the later one.
+                // The function with other candidates gives way, if only one has any; otherwise the
+                // later one.
                 let has_other = |index: usize| !self.functions[index].others.is_empty();
                 let is_owner = has_other(owner) && !has_other(index);
                 let loser = if is_owner { owner } else { index };
@@ -267,8 +269,7 @@ impl ObservedFunctions {
         overlapping
     }
 
-    /// Returns the functions that are not, or no longer, in code that belongs to the process alone and is mapped from a
-    /// file.
+    /// Returns the functions whose code is not, or no longer, mapped privately from a file.
     pub(crate) fn unmapped(&self, maps: &[Mapping]) -> Vec<(usize, Refusal)> {
         let why_not = |function: &ObservedFunction| {
             let mut points = function.points();
@@ -286,7 +287,7 @@ impl ObservedFunctions {
         unmapped.collect()
     }
 
-    /// Notes that these functions, which have a place in the observation, are not patched after all.
+    /// Adds functions of the plan to the refused ones, because they could not be patched.
     pub(crate) fn add_refused(&mut self, failed: Vec<(usize, Refusal)>) {
         for (index, why) in failed {
             let wanted = &self.functions[index].wanted;
@@ -305,7 +306,7 @@ impl ObservedFunctions {
         })
     }
 
-    /// Returns the code that is compared: addresses and lengths.
+    /// Returns the addresses and lengths of the code that [`ObservedFunctions::changed`] compares.
     pub(crate) fn expected_code(&self) -> impl Iterator<Item = (LiveAddr, u64)> {
         let expected = self.functions.iter().flat_map(ObservedFunction::expected);
         expected.map(|(at, code)| (at, code.len() as u64))
@@ -404,7 +405,7 @@ impl ObservedFunction {
             })
     }
 
-    /// Patches its exits as the next patches of its entry need it.
+    /// Sets the patches of its exits that go with the new patch of its entry.
     fn set_exits(&mut self, exits: Vec<Candidate>) {
         let Some(timing) = &mut self.timing else {
             self.ends = exits;
@@ -447,7 +448,7 @@ impl ObservedFunction {
         self.keys.as_ref()
     }
 
-    /// Returns what its histogram is of, if it has one.
+    /// Returns the integer of its histogram, if it has one.
     pub(crate) fn integer(&self) -> Option<&Arc<IntegerRole>> {
         self.integer.as_ref()
     }

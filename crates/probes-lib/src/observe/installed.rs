@@ -37,8 +37,8 @@ pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {
     found.filter_map(|arena| arena.ok().flatten()).collect()
 }
 
-/// Returns the observer of a process, or the one that has left these arenas in it; one that is
-/// alive is preferred.
+/// Returns the observer of a process by the records of these arenas: a live one if there is any,
+/// otherwise one that has ended.
 pub(crate) fn observer_in(process: &Process, arenas: &[Arena]) -> Option<ToolProcess> {
     let records = arenas.iter().filter_map(Arena::observer);
     let observers = records.map(|record| observer_of(process, record));
@@ -53,8 +53,8 @@ pub(crate) fn has_observer(process: &Process, arena: &Arena) -> bool {
         .is_some_and(|record| is_held(process, record))
 }
 
-/// Returns when the observation that has switched runtime events on in a process began, by CLOCK_MONOTONIC; 0 if none has. If the machine
-/// was suspended since then, it is earlier by that time.
+/// Returns when the observation began that has switched runtime events on in a process, by CLOCK_MONOTONIC; 0 if none
+/// has. If the machine was suspended since then, the result is earlier by the length of the suspension.
 pub(crate) fn events_switched_on(process: &Process, maps: &[Mapping]) -> u64 {
     let Ok(memory) = ProcessMemory::open(process, OFlag::O_RDONLY) else {
         return 0;
@@ -73,7 +73,8 @@ pub(crate) fn events_switched_on(process: &Process, maps: &[Mapping]) -> u64 {
     })
 }
 
-/// Returns whether a tool that has ended has left an observation in the process, and none is alive.
+/// Returns whether the process has an observation that was left by a tool that has ended, and no
+/// live observer.
 ///
 /// # Errors
 ///
@@ -160,7 +161,7 @@ pub(crate) fn refuse_if_removal_began(
 ) -> Result<()> {
     let mut bytes = [0; OBSERVER_RECORD_LEN];
     let read = arena.successor_at().map(|at| data.read(at, &mut bytes));
-    // If it cannot be read, the next look at the arena says why.
+    // If it cannot be read, the next check of the arena says why.
     let written = matches!(read, Some(Ok(())));
     match ObserverRecord::parse_written(&bytes).filter(|_| written) {
         None => Ok(()),
@@ -201,7 +202,7 @@ impl FoundPoints {
         let points: Vec<&Point> = points.collect();
         let sites = points.iter().filter(|point| point.is_site()).count();
         let exits = points.iter().filter(|point| point.is_exit()).count();
-        // If the patches of all entries are gone, and those of exits are not, something is patched all the same.
+        // If only patches of exits are left, a function is patched all the same.
         let functions = points.len() - sites - exits;
         (sites, functions.max(usize::from(exits > 0)))
     }

@@ -28,7 +28,7 @@ use crate::select::glob::Glob;
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
     pub(super) counted: Vec<Selector>,
-    /// Of each pair, the names of the probes that start and stop it.
+    /// The names of the probes that start and stop each pair.
     pub(super) pairs: Vec<(String, String)>,
     /// The same for USDT probes of other providers, `PROVIDER:NAME`.
     pub(super) usdt_pairs: Vec<(Glob, Glob)>,
@@ -42,7 +42,7 @@ pub struct Observation {
     pub(crate) watches_results: bool,
     /// Whether all exits of functions that are watched are recorded, too.
     pub(crate) watches_exits: bool,
-    /// Of each point that is watched, every how many hits are recorded; `None`: all.
+    /// One in this many hits of each watched point is recorded; `None`: all.
     pub(crate) sample: Option<NonZeroU64>,
     pub(crate) self_times: bool,
     pub(crate) by_caller: bool,
@@ -55,9 +55,9 @@ pub struct Observation {
     pub(crate) keys: Option<Keys>,
     /// The key by which the stop of a pair finds its start.
     pub(crate) pair_key: Option<Keys>,
-    /// Whether hits that are recorded say that key.
+    /// Whether that key is also evaluated for recorded hits.
     pub(crate) has_pair_keys: bool,
-    /// By what times are distinguished.
+    /// The keys by which times are distinguished.
     pub(crate) time_keys: Option<Keys>,
     /// Pairs and timed calls that last this long or longer are recorded one by one.
     pub(crate) slow_from: Option<Duration>,
@@ -71,7 +71,8 @@ pub struct Observation {
     pub(crate) calls_once: Option<CallOnce>,
 }
 
-/// A C function without arguments that the process is to call once, before it executes a counted C function without arguments.
+/// A C function without arguments that the process is to call once, before it executes a counted C function without
+/// arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CallOnce {
     /// The counted function.
@@ -86,7 +87,7 @@ pub(crate) struct CallOnce {
 }
 
 impl Observation {
-    /// Records nothing yet.
+    /// Returns an observation that records nothing.
     pub fn new() -> Observation {
         Observation::default()
     }
@@ -114,9 +115,9 @@ impl Observation {
         self
     }
 
-    /// Counts and records only the hits for which this is true. Hits for which it has no answer are counted separately
-    /// ([`Counts::untyped`](crate::Counts::untyped), [`Events::untyped`](crate::Events::untyped)). It does not concern
-    /// what is timed. It cannot be combined with [`Observation::watch_results`] or [`Observation::watch_exits`].
+    /// Counts and records only the hits for which this expression is true. Hits for which it has no answer are counted
+    /// separately ([`Counts::untyped`](crate::Counts::untyped), [`Events::untyped`](crate::Events::untyped)). It does
+    /// not affect times. It cannot be combined with [`Observation::watch_results`] or [`Observation::watch_exits`].
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -148,8 +149,8 @@ impl Observation {
         self
     }
 
-    /// Makes histograms with buckets of one width in a range; by default, they are narrow for small values and wide for large
-    /// ones, of either sign, so that no value is outside.
+    /// Makes histograms with buckets of one width in a range; by default, they are narrow for small values and wide for
+    /// large ones, of either sign, so that no value is outside.
     #[must_use]
     pub fn linear(mut self, range: Linear) -> Observation {
         self.linear = Some(range);
@@ -158,7 +159,8 @@ impl Observation {
 
     /// Counts hits by the values of these keys, all counted probes and functions together
     /// ([`Observer::keyed_counts`](crate::Observer::keyed_counts)). With [`Observation::histogram_of`], makes a
-    /// histogram for each key instead of one for each name ([`Observer::keyed_histograms`](crate::Observer::keyed_histograms)).
+    /// histogram for each key instead of one for each name
+    /// ([`Observer::keyed_histograms`](crate::Observer::keyed_histograms)).
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -275,8 +277,8 @@ impl Observation {
     /// [`FunctionLatency::untyped`](crate::FunctionLatency::untyped)).
     ///
     /// Conditions on `elapsed`, joined to others by `&&`, are checked at the end: `arg1 > 1000 && elapsed > 10ms`. The
-    /// comparison knows the rate of the time stamp counter to about 1 %. From self times, the time of calls that are
-    /// left out is subtracted all the same.
+    /// rate of the time stamp counter is known to about 1 % for the comparison. The time of calls that are left out is
+    /// still subtracted from the self times of their callers.
     ///
     /// ```
     /// use probes_lib::Observation;
@@ -291,11 +293,11 @@ impl Observation {
         self
     }
 
-    /// Lets each stop of a pair end the start of the same key, in whichever thread that was, instead of the last start
-    /// of its thread: for requests that interleave in a thread, or move between threads. The key must differ between
-    /// all requests that are under way at a time, and be the same at both ends, as `caller` and `probe` are not. A
-    /// string counts with its first 64 bytes. At least some ten thousand requests of a pair may be under way
-    /// ([`Latency::dropped`](crate::Latency::dropped)).
+    /// Matches each stop of a pair with the start that has the same key, in whichever thread, instead of with the last
+    /// start of its thread: for requests that interleave in a thread, or move between threads. The key must differ
+    /// between all requests that are under way at a time, and be the same at both ends: this excludes `caller` and
+    /// `probe`. Only the first 64 bytes of a string count. At least some ten thousand requests of a pair may be under
+    /// way ([`Latency::dropped`](crate::Latency::dropped)).
     ///
     /// ```
     /// use probes_lib::Observation;
@@ -310,8 +312,9 @@ impl Observation {
         self
     }
 
-    /// Also evaluates that key at each end of a pair that is watched ([`Event::pair_key`](crate::Event::pair_key)), from what is recorded
-    /// of the hit. A key that needs more is refused.
+    /// Also evaluates the key of [`Observation::match_by`] at each end of a pair that is watched
+    /// ([`Event::pair_key`](crate::Event::pair_key)), from what is recorded of the hit. A key that needs more is
+    /// refused.
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -347,9 +350,9 @@ impl Observation {
     }
 
     /// Also records, one by one, the pairs and the calls of timed functions that last `bound` or longer
-    /// ([`Events::slow_pairs`](crate::Events::slow_pairs)): a pair with the arguments at both ends, a call with those
-    /// at its entry and its result, of which only the words are known, not what they point to. The process itself
-    /// compares the time, so no others are copied.
+    /// ([`Events::slow_pairs`](crate::Events::slow_pairs)): a pair with the arguments at both ends, a call with its
+    /// arguments and its result. Only the words of these are recorded, not what they point to. The process itself
+    /// compares the times, so shorter pairs and calls are not copied.
     ///
     /// ```
     /// use std::time::Duration;
@@ -410,9 +413,9 @@ impl Observation {
     }
 
     /// Also records where watched functions are left: their returns, and the jumps to other functions in tail position,
-    /// which are events of their own ([`EventKind`](crate::EventKind)). All events of such a function tell on which
-    /// stack the call is, and where ([`Event::frame`](crate::Event::frame)), so that each exit can be matched with its
-    /// call, also if calls are recursive, or were ended by exceptions. Functions whose exits cannot be observed are
+    /// which are events of their own ([`EventKind`](crate::EventKind)). All events of such a function have the stack of
+    /// the call and its place on that stack ([`Event::frame`](crate::Event::frame)), so that each exit can be matched
+    /// with its call, even if calls are recursive or end by exceptions. Functions whose exits cannot be observed are
     /// watched without them ([`Observer::without_results`](crate::Observer::without_results)). Cannot be combined with
     /// [`Observation::only_where`] or [`Observation::sample`].
     ///
@@ -428,16 +431,15 @@ impl Observation {
         self
     }
 
-    /// Returns whether it is recorded where watched functions return, or are left in any way.
+    /// Returns whether returns or other exits of watched functions are recorded.
     pub(crate) fn watches_ends(&self) -> bool {
         self.watches_results || self.watches_exits
     }
 
-    /// Records only every `every`th of the hits that are watched, for each site of a probe and each function by itself,
-    /// in all threads together. Only hits for which [`Observation::only_where`] is true are counted for that. How many
-    /// are not recorded is known exactly ([`Events::skipped`](crate::Events::skipped)). It cannot be combined with
-    /// [`Observation::watch_results`] or [`Observation::watch_exits`]: it would not be known which return belongs to
-    /// which call.
+    /// Records only every `every`th hit of each watched site and function, counted in all threads together. Only hits
+    /// for which [`Observation::only_where`] is true are counted. The number of hits that are not recorded is exact
+    /// ([`Events::skipped`](crate::Events::skipped)). It cannot be combined with [`Observation::watch_results`] or
+    /// [`Observation::watch_exits`]: it would not be known which return belongs to which call.
     ///
     /// ```
     /// use std::num::NonZeroU64;
@@ -453,8 +455,8 @@ impl Observation {
         self
     }
 
-    /// Also copies the stack of each hit that is watched, and of each return and each end of a slow pair or call, as it is then
-    /// ([`Event::stack`](crate::Event::stack)): 80 KiB of it at most.
+    /// Also copies the stack at each watched hit, at each return, and at each end of a slow pair or call
+    /// ([`Event::stack`](crate::Event::stack)): at most 80 KiB of it.
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -467,11 +469,13 @@ impl Observation {
         self
     }
 
-    /// Also records the hits of processes that the observed one forks meanwhile, and of those that these fork, as if they were its
-    /// own, unless something is timed: starts that wait for their stop are each process's own, so
-    /// times in forked processes are missing. Until such a process is found, about 200 ms after it is forked, its memory is not known to be
-    /// mapped, so that expressions which need strings or fields have no answer there. Processes that exist already, and programs that are executed, are
-    /// none of them: [`Target::forked_descendants`](crate::Target::forked_descendants) names those that can be observed by themselves.
+    /// Also records the hits of processes that the observed one forks meanwhile, and of those that these fork, as if
+    /// they were its own. If something is timed, they are not recorded: each process has its own starts that wait for
+    /// their stop, so times in forked processes are missing. Until such a process is found, about 200 ms after the
+    /// fork, it is not known which memory it has mapped, and expressions that need strings or fields have no answer
+    /// there. Processes that exist already, and programs that are executed, are not included:
+    /// [`Target::forked_descendants`](crate::Target::forked_descendants) returns those that can be observed by
+    /// themselves.
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -484,9 +488,8 @@ impl Observation {
         self
     }
 
-    /// Returns whether something is asked of hits that may be unknown in processes which the observed one has just forked
-    /// ([`record_forked`](Observation::record_forked)): strings, and fields of blocks, also those of arguments that are
-    /// watched.
+    /// Returns whether something is asked of hits that may be unknown in a process that was just forked
+    /// ([`record_forked`](Observation::record_forked)): strings, and fields of blocks, also those of watched arguments.
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -506,8 +509,8 @@ impl Observation {
         self.records_forked && !self.is_timed() && (is_watched || asks)
     }
 
-    /// Returns whether processes that the observed one forks meanwhile ([`record_forked`](Observation::record_forked)) have
-    /// to be observed by themselves, because something is timed: what they do before that is missing.
+    /// Returns whether processes that the observed one forks meanwhile ([`record_forked`](Observation::record_forked))
+    /// have to be observed by themselves, because something is timed: what they do before that is missing.
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};
@@ -524,7 +527,7 @@ impl Observation {
         !self.pairs.is_empty() || !self.usdt_pairs.is_empty() || !self.timed_functions.is_empty()
     }
 
-    /// Returns whether not all hits are recorded.
+    /// Returns whether only some of the hits are recorded.
     pub(crate) fn records_some(&self) -> bool {
         self.sample.is_some() || self.filter.is_some()
     }
@@ -557,7 +560,8 @@ impl Observation {
         why.map_or(Ok(()), |(_, why)| Err(ObserveError::TimesByKeys(why)))
     }
 
-    /// Returns whether hits are asked for the results of functions: then the hits of a function are its returns.
+    /// Returns whether an expression asks for the results of functions: then the hits of a function are its
+    /// returns.
     ///
     /// ```
     /// use probes_lib::{FunctionSelector, Observation};
@@ -574,11 +578,11 @@ impl Observation {
         all.any(Expression::asks_for_result)
     }
 
-    /// Returns what is asked where pairs and calls begin, and what is asked of their times.
+    /// Returns the condition on the start of pairs and calls, and the range of their times.
     ///
     /// # Errors
     ///
-    /// If the time is used in another way than is possible.
+    /// If the condition uses `elapsed` in a way that is not possible.
     pub(crate) fn asked_of_times(
         &self,
     ) -> Result<(Option<Expression>, Option<TimeRange>), ObserveError> {
@@ -587,17 +591,17 @@ impl Observation {
         Ok(asked.unwrap_or((None, None)))
     }
 
-    /// Returns whether something is asked of the thread of a hit.
+    /// Returns whether an expression asks for the thread of a hit.
     pub(crate) fn asks_for_threads(&self) -> bool {
         self.expressions().any(Expression::asks_for_thread)
     }
 
-    /// Returns the expression with the longest text, which takes most code as a rule.
+    /// Returns the expression with the longest text, which as a rule has the most code.
     pub(crate) fn longest_expression(&self) -> Option<&Expression> {
         self.expressions().max_by_key(|it| it.as_str().len())
     }
 
-    /// Returns everything that is asked of hits, or of the ends of pairs and calls.
+    /// Returns all expressions that are evaluated for hits, or for the ends of pairs and calls.
     fn expressions(&self) -> impl Iterator<Item = &Expression> {
         let asked = [&self.filter, &self.histogram, &self.start_filter];
         let keys = [&self.keys, &self.pair_key, &self.time_keys];

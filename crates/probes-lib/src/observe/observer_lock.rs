@@ -62,13 +62,14 @@ impl ObserverLock {
         let file = opened.map_err(|source| process.exited_or(source))?;
         let failed = |source| Error::of_call(process.pid(), Operation::Lock, source);
         let device = file.metadata().map_err(failed)?.dev();
-        // To be seen, a shared lock is enough, for which the file need not be writable.
+        // A shared lock is enough to be seen, and the file need not be writable for it.
         file_lock::lock(&file, LockKind::Shared, byte..byte + 1)
             .map_err(|errno| failed(errno.into()))?;
         Ok(ObserverLock { file, device, byte })
     }
 
-    /// Returns our record with this lock: that of an observer for the headers of its arenas, or that of a successor.
+    /// Returns the record of this tool with this lock: as the observer in the header of an arena, or as its
+    /// successor.
     pub(crate) fn record(&self) -> ObserverRecord {
         ObserverRecord {
             pid: std::process::id() as i32,
@@ -103,8 +104,8 @@ pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
     }
 }
 
-/// Returns whether the lock that a record names is held for any process: each observer has another one, and a forked process has a
-/// copy of the record of its parent. True if that cannot be found out.
+/// Returns whether the lock that a record names is held for any process: each observer locks a different byte, and a
+/// forked process has a copy of the record of its parent. True if that cannot be found out.
 fn is_held_anywhere(record: &ObserverRecord) -> bool {
     (0..LISTINGS).any(|_| {
         let locks = fs::read_to_string("/proc/locks");
@@ -117,7 +118,7 @@ fn locked_byte(record: &ObserverRecord) -> u64 {
     record.lock & MAX_OFFSET
 }
 
-/// Returns whether the byte is locked in our /proc, and the device of that.
+/// Returns whether the byte is locked in our mount of /proc, and the device of that mount.
 fn is_locked_here(process: &Process, record: &ObserverRecord) -> io::Result<(bool, u64)> {
     let file = process.open_file(LOCKED, OFlag::O_RDONLY)?;
     let byte = locked_byte(record);

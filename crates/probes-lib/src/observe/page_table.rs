@@ -1,5 +1,5 @@
-//! [`PageTable`]: the table by which the trampolines of a process know which pages they may read, until when that is valid, and whether
-//! they may ask the kernel.
+//! [`PageTable`]: the table that says which pages the trampolines of a process may read, until when it is valid, and
+//! whether they may ask the kernel.
 
 use crate::error::Result;
 use crate::observe::layout::readable_pages::ReadablePages;
@@ -16,18 +16,19 @@ type SharedWrites = Vec<(u64, Vec<u8>)>;
 #[derive(Debug)]
 pub(crate) struct PageTable {
     layout: SharedLayout,
-    /// What the process has of it; `None` in a process that was forked, whose table is empty.
+    /// What is written in the process; `None` in a process that was forked, whose table is empty.
     pages: Option<ReadablePages>,
     /// For how long it is valid, in ticks.
     ticks: u64,
     /// Whether trampolines ask the kernel which memory can be read.
     asks_kernel: bool,
-    /// Whether threads have set themselves seccomp filters: one may kill the process for that system call.
+    /// Finds seccomp filters that threads have installed: one may kill the process for that system call.
     filters: FilterWatch,
 }
 
 impl PageTable {
-    /// Returns the table of a process in whose shared data `pages` are written already, each time valid for so many ticks.
+    /// Returns the table of a process whose shared data already contain `pages`; each renewal is valid for so many
+    /// ticks.
     pub(crate) fn of(
         layout: SharedLayout,
         pages: ReadablePages,
@@ -56,7 +57,7 @@ impl PageTable {
     ///
     /// # Errors
     ///
-    /// If its mappings cannot be read, and those of `write`: then the table is as it was.
+    /// If its mappings cannot be read, or `write` fails; then the table is as it was.
     pub(crate) fn renew(
         &mut self,
         process: &Process,
@@ -71,8 +72,8 @@ impl PageTable {
         Ok(())
     }
 
-    /// Returns the pages of these mappings, unless they are those that the process has, and what to write. `since` is when the
-    /// mappings were read, in ticks; `may_ask` is whether trampolines may ask the kernel.
+    /// Returns the pages of these mappings, if the process does not have them yet, and what to write. `since` is when
+    /// the mappings were read, in ticks; `may_ask` is whether trampolines may ask the kernel.
     fn writes(
         &self,
         maps: &[Mapping],
@@ -95,7 +96,7 @@ impl PageTable {
         let table = changes
             .into_iter()
             .map(|write| (at + write.at, write.bytes));
-        // The start last: until it is there, an empty table is not valid.
+        // `SINCE` is written last: until it is there, an empty table is not valid.
         let validity = [
             (validity::MAY_ASK, may_ask.into()),
             (validity::TICKS, self.ticks),

@@ -20,7 +20,7 @@ const REACH: u64 = (1 << 31) - (1 << 20);
 /// Kept unmapped around an arena, so that the kernel does not merge it with an adjacent mapping.
 const GAP: u64 = 1 << 20;
 
-/// The same around an arena of one point whose window has no room with [`GAP`].
+/// What is kept unmapped around an arena of one point whose window has no room with [`GAP`].
 const NARROW_GAP: u64 = 16 * PAGE;
 
 /// How far the stack of the main thread may grow down.
@@ -49,8 +49,8 @@ pub(crate) enum Placed {
 
 /// Returns the arenas of a plan, whose trampolines are `trampoline_len` bytes long, and sorts its points: one arena for
 /// each group of points that are near each other, in the order of their addresses; then one for each group of points
-/// whose jumps lead to the same few addresses. The first arena has the shared data, and each says that `observer`
-/// observes.
+/// whose jumps lead to the same few addresses. The first arena has the shared data, and each has the record of
+/// `observer`.
 ///
 /// # Errors
 ///
@@ -155,12 +155,13 @@ struct Placing<'o> {
     is_filtered: bool,
     is_sampled: bool,
     observer: &'o ObserverRecord,
-    /// How many there may be within windows.
+    /// The most arenas within windows.
     arenas_in_windows: usize,
 }
 
 impl Placing<'_> {
-    /// Returns an arena for these points, in the order of their addresses, without its own address.
+    /// Returns an arena for these points, in the order of their addresses; its own address is not
+    /// set.
     fn arena(&self, planned: &[PlannedPoint]) -> Arena {
         let mut planned: Vec<&PlannedPoint> = planned.iter().collect();
         planned.sort_unstable_by_key(|planned| planned.point.address);
@@ -211,14 +212,15 @@ impl Placing<'_> {
         Some(())
     }
 
-    /// Places arenas for groups of points, each of which shares a window; returns the functions for which there is no room.
+    /// Places arenas for groups of points that share a window each; returns the functions for which there is no room.
     fn place_groups<'w>(
         &mut self,
         mut groups: Vec<&[PlannedPoint]>,
         window: impl Fn(&PlannedPoint) -> Option<&'w Range<u64>>,
     ) -> Vec<usize> {
         let mut no_room = Vec::new();
-        // Taken from the end: the largest first, so that the arenas that there may be hold as many points as possible.
+        // The largest group is taken first, from the end, so that the limited number of arenas hold as many points as
+        // possible.
         groups.sort_by_key(|group| group.len());
         let full = self.arenas.len() + self.arenas_in_windows;
         while let Some(group) = groups.pop() {
@@ -495,7 +497,7 @@ mod tests {
         [range]
     }
 
-    /// Returns where a trampoline of `PUNNED` at this address may begin at the lowest.
+    /// Returns the lowest address that a jump of `PUNNED` at this address can reach.
     fn window_of(at: u64) -> u64 {
         at + 5 + 0x4800_0000
     }
@@ -540,7 +542,7 @@ mod tests {
         arenas
     }
 
-    /// Nothing is mapped or placed so far.
+    /// Returns a state in which nothing is mapped or placed.
     fn placing(trampoline_len: u64, observer: &ObserverRecord) -> Placing<'_> {
         Placing {
             occupied: Vec::new(),

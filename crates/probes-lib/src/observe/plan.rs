@@ -46,14 +46,14 @@ pub(crate) struct ObservationPlan {
     pub(crate) histograms: Vec<PlannedHistogram>,
     /// The buckets of histograms, if they are not those of powers of two.
     pub(crate) linear: Option<Linear>,
-    /// What the parts of keys are, if hits are counted, or times distinguished, by keys.
+    /// The kinds of the parts of keys, if hits are counted, or times distinguished, by keys.
     pub(crate) key_kinds: Vec<KeyKind>,
     /// The names of the probes that are counted by keys, or `START,STOP` of the pairs whose times are distinguished by
     /// keys. Names of functions are numbered after them.
     pub(crate) key_names: Arc<Vec<String>>,
-    /// How long pairs and calls last at least that are reported; zero if none are.
+    /// The least duration of the pairs and calls that are reported; zero if none are.
     pub(crate) slow_from: Duration,
-    /// Whether hits that are recorded at ends of pairs say their key.
+    /// Whether the key of pairs is evaluated for hits that are recorded at their ends.
     pub(crate) has_pair_keys: bool,
     /// Which times are recorded; `None`: all.
     pub(crate) times: Option<TimeRange>,
@@ -100,8 +100,8 @@ pub(crate) struct PlannedPair {
     /// The name of the probe that starts it.
     pub(crate) start: String,
     pub(crate) stop: String,
-    /// Whether what tells its events apart is an argument that has one name at all sites of both probes: then different
-    /// numbers are those of different events.
+    /// Whether the argument that distinguishes its events has the same name at all sites of both probes: then different
+    /// numbers mean different events.
     pub(crate) has_named_number: bool,
     /// Whether only times of a range are recorded.
     pub(crate) has_range: bool,
@@ -112,7 +112,7 @@ pub(crate) struct PlannedPoint {
     pub(crate) point: Point,
     pub(crate) role: Role,
     pub(crate) of: PointOf,
-    /// Which of the places of its function it is: the entry, 0, or an exit.
+    /// Its number among the places of its function: 0 is the entry, all others are exits.
     pub(crate) part: usize,
     /// The semaphore, or the other word, that is changed while it is observed.
     pub(crate) changed_word: Option<ChangedWord>,
@@ -279,7 +279,7 @@ impl ObservationPlan {
         self.renew_function_points();
     }
 
-    /// Patches functions in another way whose exit would overlap the entry of the next one; see
+    /// Changes the patches of functions whose exit would overlap the entry of the next one; see
     /// [`ObservedFunctions::lean`].
     pub(crate) fn lean(&mut self) {
         if Arc::make_mut(&mut self.functions).lean() {
@@ -348,8 +348,8 @@ impl ObservationPlan {
         !self.pairs.is_empty() || self.functions.timed_indices().next().is_some()
     }
 
-    /// Returns whether a running process is to share the recorded data with the children that it forks. Starts that wait for
-    /// their stop are each process's own.
+    /// Returns whether a running process is to share the recorded data with the children that it forks. Starts that
+    /// wait for their stop are each process's own.
     pub(crate) fn shares_data(&self) -> bool {
         self.records_forked && !self.has_times()
     }
@@ -365,7 +365,8 @@ impl ObservationPlan {
         self.points.iter().any(|it| it.role.has_expressions())
     }
 
-    /// Returns whether expressions are asked of hits that are counted or watched, and may have no answer.
+    /// Returns whether expressions are evaluated for hits that are counted or watched, and may have no
+    /// answer.
     pub(crate) fn is_filtered(&self) -> bool {
         self.points.iter().any(|it| it.role.may_be_untyped())
     }
@@ -427,7 +428,7 @@ impl ObservationPlan {
     }
 }
 
-/// Marks what is timed if only times of a range are recorded.
+/// Marks the points that are timed, if only times of a range are recorded.
 fn mark_range(points: &mut [PlannedPoint], times: Option<TimeRange>) {
     for PlannedPoint { role, .. } in points {
         let is_timed = !role.ends.is_empty() || role.timed.is_some();
@@ -448,7 +449,7 @@ fn layout_of_values(histograms: usize, linear: Option<Linear>) -> Result<ValuesL
     })
 }
 
-/// Returns the points of functions, whose histograms and names are numbered after so many of probes and pairs.
+/// Returns the points of functions. Their histograms and names are numbered after so many of probes and pairs.
 fn function_points(
     functions: &ObservedFunctions,
     histograms: usize,
@@ -521,7 +522,7 @@ fn function_points(
     })
 }
 
-/// By what keys hits are counted, or times distinguished.
+/// The keys by which hits are counted, or times distinguished.
 struct PlannedKeys {
     kinds: Vec<KeyKind>,
     are_of_times: bool,
@@ -556,7 +557,7 @@ impl PlannedKeys {
                 keys,
             });
         }
-        // Times are not in steps.
+        // Linear buckets are for values, not for times.
         let linear = linear.filter(|_| !are_of_times);
         Ok(PlannedKeys {
             kinds,

@@ -1,5 +1,5 @@
-//! [`Point`]: a place in the code of a process whose executions, called hits, can be observed. Only computes: no access to
-//! processes or files.
+//! [`Point`]: a place in the code of a process whose executions, called hits, can be observed. Only computes: no access
+//! to processes or files.
 //!
 //! A point is patched by a call of its trampoline, or a jump to it. The trampoline records the hit, does what
 //! the displaced bytes did, and continues where they continue.
@@ -103,11 +103,11 @@ pub(crate) struct PatchPlace {
 pub(crate) enum PlaceState {
     /// Its patch.
     Patched,
-    /// Some bytes of its patch and some original ones: the process has discarded a page of the patch, a tool was
-    /// killed while it wrote, or another tool has restored what was at a breakpoint of its own by the file, as the kernel
+    /// Some bytes of its patch and some original ones: the process has discarded a page of the patch, a tool was killed
+    /// while it wrote, or another tool has removed its own breakpoint and restored the byte of the file, as the kernel
     /// does with uprobes.
     PartlyPatched,
-    /// Its patch with breakpoints of another tool in it, which will write the original bytes over them.
+    /// Its patch with breakpoints of another tool in it. That tool will write the original bytes over them.
     UnderBreakpoint,
     /// The original bytes: it was patched, and no longer is.
     Unpatched,
@@ -177,7 +177,8 @@ impl Point {
             }
     }
 
-    /// Returns whether a place may be written in steps: of a site, the opcode `cmp` first.
+    /// Returns whether its patch may be written in steps, the opcode `cmp` first: only that of a
+    /// site may.
     pub(crate) fn is_written_in_steps(&self) -> bool {
         self.is_site()
     }
@@ -313,7 +314,7 @@ mod tests {
     };
     const TRAMPOLINE: LiveAddr = LiveAddr(0x806);
 
-    /// What bytes say that are found at the only place of a site.
+    /// Returns the state that `found` means at the only place of a site.
     fn judged(address: u64, found: [u8; PATCH_LEN]) -> PlaceState {
         let point = Point {
             address: LiveAddr(address),

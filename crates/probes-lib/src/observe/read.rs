@@ -1,5 +1,4 @@
-//! [`ActiveObservation`], and in the modules what reads the data that it has recorded, while it is installed and when
-//! it ends.
+//! [`ActiveObservation`]. The modules read the data that it records, while it is installed and when it ends.
 
 pub(crate) mod callers;
 pub(crate) mod calls;

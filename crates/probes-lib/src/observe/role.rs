@@ -19,33 +19,34 @@ pub(crate) struct Role {
     pub(crate) filter: Option<Arc<FilterRole>>,
     /// The histogram of a value of each hit.
     pub(crate) histogram: Option<HistogramRole>,
-    /// By what the hits of a point are counted; its own counter then has those for which there is no room. If the point
-    /// has a histogram, there is one for each key.
+    /// The keys by which the hits of a point are counted; the point's own counter has the hits of keys for which there
+    /// is no room. If the point has a histogram, each key has one.
     pub(crate) keys: Option<Arc<KeyRole>>,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
-    /// Of a point that is an end of a pair.
+    /// How it recognizes that a stop belongs to another start, if it is an end of a pair.
     pub(crate) marks: Marks,
-    /// Of such a point: the key by which a stop finds its start, in whichever thread that was. `None`: a stop belongs
-    /// to the last start of its thread.
+    /// The key by which a stop finds its start, in whichever thread, if it is an end of a pair. `None`: a stop
+    /// belongs to the last start of its thread.
     pub(crate) pair_key: Option<Arc<KeyRole>>,
     pub(crate) pair_filter: PairFilter,
-    /// Of the stop of a pair, and of a function that is timed: by what its times are distinguished. The last part is
-    /// the name; that of a pair is its number.
+    /// The keys by which times are distinguished, if it is the stop of a pair, or in a function that is timed. The
+    /// last part is the name; that of a pair is its number.
     pub(crate) time_keys: Option<Arc<KeyRole>>,
-    /// Of such a point, or the start of a pair, if slow times are reported: what is recorded of them here.
+    /// What is recorded here of slow times, if these are reported, and it is an end of a pair, or in a
+    /// function that is timed.
     pub(crate) reported: Option<WatchRole>,
     pub(crate) watched: Option<WatchRole>,
-    /// Of an entry or an exit of a function that is timed.
+    /// What is recorded of calls, if it is an entry or an exit of a function that is timed.
     pub(crate) timed: Option<TimedRole>,
-    /// Of an end of a pair, and of a function that is timed: whether only times of a range are recorded
-    /// ([`TIMES_FROM`](crate::observe::layout::shared::TIMES_FROM)).
+    /// Whether only times of a range are recorded, if it is an end of a pair, or in a function that is
+    /// timed ([`TIMES_FROM`](crate::observe::layout::shared::TIMES_FROM)).
     pub(crate) is_in_range: bool,
-    /// Of a function that is counted or has a histogram, if it is asked for its results: hits are its returns.
+    /// If its function is counted or has a histogram, and results are asked for: the hits are the returns.
     pub(crate) exits: Option<ExitsRole>,
 }
 
-/// Of a function whose hits are its returns.
+/// What is known of a function whose hits are its returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ExitsRole {
     /// Whether it is of OCaml, which does not use the x87 unit.
@@ -68,7 +69,7 @@ pub(crate) struct IntegerRole {
     pub(crate) arguments: Vec<ArgumentSource>,
 }
 
-/// By what the hits of a point are counted.
+/// The keys by which the hits of a point are counted.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeyRole {
     pub(crate) parts: Vec<KeyPart>,
@@ -89,7 +90,7 @@ pub(crate) enum KeyKind {
 }
 
 impl KeyRole {
-    /// The same, with the name as the last part.
+    /// Returns the same keys, with the name as the last part.
     pub(crate) fn with_name(mut self) -> KeyRole {
         self.parts.push(KeyPart::Probe);
         self
@@ -113,7 +114,8 @@ impl KeyRole {
         signed.fold(0, |signs, (index, _)| signs | 1 << index)
     }
 
-    /// Returns whether the kernel is asked: of a string of C, or of an argument in memory.
+    /// Returns whether the kernel is asked if memory can be read: of a C string, or of an argument
+    /// in memory.
     fn asks_kernel(&self) -> bool {
         self.parts.iter().any(|part| {
             matches!(part, KeyPart::Text(text) if text.is_of_c())
@@ -151,9 +153,9 @@ impl HistogramRole {
 pub(crate) enum PairFilter {
     #[default]
     All,
-    /// The point is a start: those at whose start this is true.
+    /// The point is a start: the pairs for which this is true at the start.
     Starts(Arc<FilterRole>),
-    /// The point is only a stop: what the filter says is known at the start.
+    /// The point is only a stop: the filter was evaluated at the start.
     Stops,
 }
 
@@ -165,7 +167,8 @@ pub(crate) struct TimedRole {
     pub(crate) stack: StackKind,
     /// Whether it is of OCaml, which does not use the x87 unit.
     pub(crate) is_ocaml: bool,
-    /// Whether calls begin at the point: its displaced instructions may have exits. If not, they have exits only.
+    /// Whether the point is the entry, whose displaced instructions may have exits, too. If not, they have exits
+    /// only.
     pub(crate) is_entry: bool,
     /// Whether it is timed from the program's first instruction on, when its thread has no control block yet.
     pub(crate) is_from_start: bool,
@@ -178,17 +181,19 @@ pub(crate) enum StackKind {
     OfThread,
     /// That of a fiber of OCaml 5.
     OfFiber {
-        /// Where the state of the domain, to which r14 points, has the address of the fiber's stack, in bytes.
+        /// The offset of the address of the fiber's stack in the state of the domain, to which r14 points, in
+        /// bytes.
         current_stack: u8,
     },
 }
 
-/// By what the trampolines of a pair recognize that a stop belongs to another start than the last one.
+/// The marks by which trampolines recognize that a stop belongs to another start than the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Marks {
-    /// The general register of the argument that has one name at both ends, or else of the first one.
+    /// The general register of the argument that has the same name at both ends, or of the first
+    /// argument if none has.
     pub(crate) argument: Option<Register>,
-    /// Whether that is an integer or a pointer of C, and no value of OCaml.
+    /// Whether that argument is an integer or a pointer of C, and not a value of OCaml.
     pub(crate) is_word: bool,
     pub(crate) frame: FrameId,
 }
@@ -206,21 +211,21 @@ pub(crate) struct WatchRole {
     /// The index of the point in its plan, which identifies its records.
     pub(crate) point: u32,
     pub(crate) arguments: Vec<ArgumentSource>,
-    /// What they are, of a USDT probe, and of a function of C of which it is known; of probes of OCaml, the site tells;
-    /// others are words.
+    /// The formats of the arguments of a USDT probe, and of a C function if they are known. Those of OCaml's probes are
+    /// in the note of the site; all other arguments are words.
     pub(crate) formats: Vec<ArgumentFormat>,
     /// What the result of a function is; `None` if it has none, or one that is not in a general register.
     pub(crate) result_format: Option<ArgumentFormat>,
-    /// One in so many hits is recorded; `None`: all.
+    /// One in this many hits is recorded; `None`: all.
     pub(crate) sample: Option<NonZeroU64>,
-    /// Of a point in a function; the others are sites.
+    /// What is recorded of a point in a function; `None` for a site.
     pub(crate) function: Option<WatchedFunction>,
     /// Whether it is executed by OCaml code, or called by it directly: r14 has the state of a domain, in OCaml 5.
     pub(crate) is_ocaml: bool,
 }
 
 impl WatchRole {
-    /// Returns whether the kernel is asked what can be read of what is recorded.
+    /// Returns whether the kernel is asked which of the memory that is recorded can be read.
     pub(crate) fn asks_kernel(&self) -> bool {
         match self.function {
             Some(function) => function.asks_kernel(),
@@ -237,9 +242,10 @@ pub(crate) struct WatchedFunction {
     pub(crate) result: Words,
     /// Whether its results are recorded: then there are points at its returns.
     pub(crate) has_results: bool,
-    /// Whether only these are recorded, not its calls.
+    /// Whether only its results are recorded, not its calls.
     pub(crate) has_only_results: bool,
-    /// On which stack it is called, if all of its exits are recorded, and where its calls are on that stack.
+    /// If all of its exits are recorded, with the place of each call on its stack: the stack that it is
+    /// called on.
     pub(crate) exits_on: Option<StackKind>,
     pub(crate) part: FunctionPart,
     /// Whether it is of OCaml, which does not use the x87 unit.
@@ -259,16 +265,16 @@ pub(crate) enum FunctionPart {
     Exit,
 }
 
-/// What the words in registers are, and what is copied of the memory that they point to.
+/// Values of OCaml, or anything: the kernel is asked before memory is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Words {
     /// Values of OCaml.
     Values,
-    /// The same, or anything: before memory is read, the kernel is asked whether it can be.
+    /// Values of OCaml, or anything: the kernel is asked before memory is read.
     MaybeValues,
-    /// Of C: integers, and addresses of text, for which the kernel is asked.
+    /// Words of C: integers, and addresses of text. The kernel is asked before memory is read.
     Text,
-    /// The same, or anything; no memory is read.
+    /// Any words; no memory is read.
     Numbers,
 }
 
@@ -307,7 +313,7 @@ pub(crate) struct MemorySource {
     pub(crate) base: Option<Register>,
     /// A register, and by what it is multiplied.
     pub(crate) index: Option<(Register, u8)>,
-    /// Without registers, the address of data of the object that the point is in, which are mapped as long as that is.
+    /// Without registers, the address of data of the object that the point is in, which are mapped as long as it is.
     pub(crate) displacement: i64,
     /// How many bytes it has: 1, 2, 4 or 8.
     pub(crate) size: u8,
@@ -445,7 +451,7 @@ impl Role {
             || matches!(self.pair_filter, PairFilter::Starts(_))
     }
 
-    /// Returns whether hits are counted that an expression has no answer for.
+    /// Returns whether the hits for which an expression has no answer are counted.
     pub(crate) fn may_be_untyped(&self) -> bool {
         self.filter.is_some() || self.histogram.is_some() || self.keys.is_some()
     }
@@ -500,7 +506,8 @@ impl ArgumentSource {
         })
     }
 
-    /// Returns its general register, if a number of so many bytes there may distinguish events: one of less than 4 does not.
+    /// Returns its general register, if a number of so many bytes there may distinguish events: one of less than 4 does
+    /// not.
     pub(crate) fn register_of_number(self, size: u8) -> Option<Register> {
         match self {
             ArgumentSource::Register(register) if size >= 4 => Some(register),

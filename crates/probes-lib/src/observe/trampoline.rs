@@ -7,7 +7,7 @@
 //!              count    add one to the point's counter in the row that the thread owns (trampoline/count.rs)
 //!              pair     push the time to this thread's stack of times in the shared data, or
 //!                       pop it (trampoline/pair.rs)
-//!              values   add what an expression is to a histogram (trampoline/values.rs)
+//!              values   add the value of an expression to a histogram (trampoline/values.rs)
 //!              watch    write a record into the ring of this group (trampoline/record.rs, fields.rs), maybe only if a
 //!                       filter is true (trampoline/filter.rs), and of every Nth hit only (trampoline/sampling.rs)
 //!              restore registers
@@ -80,10 +80,10 @@ use crate::site::NOP;
 /// A register that a trampoline uses, and the one that it is saved in.
 type SavedRegister = (AsmRegister64, AsmRegisterMm);
 
-/// Those of a trampoline that only counts.
+/// The registers of a trampoline that only counts.
 const SAVED_IF_COUNTED: [SavedRegister; 2] = [(rcx, mm1), (rdx, mm2)];
 
-/// Those of a trampoline with time stamps.
+/// The registers of a trampoline with time stamps.
 const SAVED_IF_TIMED: [SavedRegister; 8] = [
     (rax, mm0),
     (rcx, mm1),
@@ -101,10 +101,11 @@ struct Pointers {
     count: CountPointers,
     /// The index of the point, and of its counter.
     point: usize,
-    /// The index of its second counter, if hits are filtered, and where that is which all threads share.
+    /// The index of its counter of hits without an answer, if hits are filtered, and the one that all
+    /// threads share.
     untyped: usize,
     untyped_locked: LiveAddr,
-    /// Its counter of the hits of which some are recorded, if they are sampled.
+    /// If its hits are sampled, the counter of the hits from which those to record are chosen.
     sampled: LiveAddr,
     /// The place in memory that holds the address of the shared data.
     shared: LiveAddr,
@@ -112,7 +113,7 @@ struct Pointers {
 }
 
 impl Pointers {
-    /// Of a point of an arena; the arena `sharing` has the shared data.
+    /// Returns the pointers of a point of an arena; the arena `sharing` has the shared data.
     fn of(arena: &Arena, point: usize, sharing: &Arena) -> Pointers {
         Pointers {
             count: CountPointers::of(arena),
@@ -140,9 +141,9 @@ impl From<IcedError> for DoesNotFit {
 #[derive(Default)]
 pub(crate) struct ArenaCode {
     pub(crate) bytes: Vec<u8>,
-    /// The addresses of displaced instructions, each with that of its copy in a trampoline, where a thread goes on that
-    /// was stopped there. Not those of the first instruction of a place, where the jump is: such a thread executes the
-    /// jump.
+    /// The addresses of displaced instructions, each with that of its copy in a trampoline: a thread that was stopped
+    /// at the instruction continues at the copy. The first instruction of a place is not among them: a thread that was
+    /// stopped there executes the jump.
     pub(crate) moves: Vec<(LiveAddr, LiveAddr)>,
     /// The functions whose trampoline is too far from what their displaced instructions refer to, or longer than its
     /// place.

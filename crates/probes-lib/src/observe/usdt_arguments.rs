@@ -81,7 +81,8 @@ impl UsdtArgument {
         })
     }
 
-    /// Returns what expressions can ask of it, if the kernel may be asked which memory can be read, or not.
+    /// Returns what expressions can ask of it. Some can be read only if the kernel may be asked which
+    /// memory can be.
     pub(crate) fn parameter(self, may_ask_kernel: bool) -> Parameter {
         let is_anywhere =
             matches!(self.source, ArgumentSource::Memory(memory) if memory.is_anywhere());

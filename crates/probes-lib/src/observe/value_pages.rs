@@ -1,5 +1,5 @@
-//! [`ValuePages`]: by which table trampolines know whether memory that a value of OCaml points to can be read. Only
-//! reads files.
+//! [`ValuePages`]: the table by which trampolines know whether memory that a value of OCaml points to can be read.
+//! Only reads files.
 //!
 //! A value of OCaml 4 may be an address outside of its heap (a *naked pointer*), of memory that may be unmapped at any
 //! moment. Its runtime has a hash table of the pages of its values, which a trampoline in OCaml code can rely on: it
@@ -48,7 +48,7 @@ pub(crate) mod runtime_pages {
 }
 
 impl ValuePages {
-    /// Finds out which one a process has that has loaded these files.
+    /// Returns the table of a process that has loaded these files.
     pub(crate) fn of<'e>(files: impl Iterator<Item = (&'e ElfFile, LoadBias)>) -> ValuePages {
         let mut found = files.filter_map(|(elf, bias)| {
             let lookup = lookup_function(elf)?;

@@ -34,7 +34,7 @@ pub(crate) struct Watching {
     is_number_known: bool,
     /// The arguments of a USDT probe.
     usdt: Option<Vec<UsdtArgument>>,
-    /// Of a function of C, C++ or Rust, if it is known.
+    /// The signature of a function of C, C++ or Rust, if it is known.
     signature: Option<Signature>,
     /// See [`WatchRole::sample`].
     sample: Option<NonZeroU64>,
@@ -53,7 +53,7 @@ pub(crate) struct WatchedWords {
     sample: Option<NonZeroU64>,
     /// How many arguments functions of OCaml have.
     ocaml_arguments: HashMap<LiveAddr, usize>,
-    /// What others are passed in general registers.
+    /// What other functions are passed in general registers.
     signatures: HashMap<LiveAddr, Signature>,
 }
 
@@ -103,8 +103,8 @@ impl WatchedWords {
     }
 
     /// Returns what expressions can ask of the calls of a function, and where its arguments are. Blocks are read only
-    /// if the words are certainly values; strings of C, and arguments that may be anywhere in memory, only if the kernel
-    /// may be asked.
+    /// if the words are certainly values; strings of C, and arguments that may be anywhere in memory, only if the
+    /// kernel may be asked.
     pub(crate) fn scope(
         &self,
         name: &str,
@@ -134,7 +134,7 @@ impl WatchedWords {
                     .map(|it| format_of(*it).kind())
                     .collect()
             });
-            // Words can be asked for whatever they are.
+            // Expressions can ask for the word in any argument register, whatever it is.
             let kinds = kinds.unwrap_or_else(|| vec![ParameterKind::Word; MAX_ARGUMENTS]);
             (Some(kinds), &C_ARGUMENTS)
         };
@@ -244,7 +244,7 @@ impl WatchedWords {
     }
 }
 
-/// Returns the general register of the first argument of a USDT probe, if that may tell its events apart.
+/// Returns the general register of the first argument of a USDT probe, if it may distinguish the probe's events.
 pub(crate) fn marking_register(place: &FunctionPlace<'_>) -> Option<Register> {
     let UsdtArgument { source, format } = *of_usdt(place).first()?;
     source
@@ -302,7 +302,7 @@ fn signatures(watched: &[FunctionPlace<'_>]) -> HashMap<LiveAddr, Signature> {
     known
 }
 
-/// Returns how many arguments functions of OCaml have, by their addresses, as far as the data of the process tell.
+/// Returns the number of arguments of OCaml functions, by address, as far as the data of the process contain it.
 fn arities(process: &Process, objects: &[FunctionObject]) -> HashMap<LiveAddr, usize> {
     let Ok(memory) = ProcessMemory::open(process, OFlag::O_RDONLY) else {
         return HashMap::new();
@@ -364,7 +364,7 @@ impl Watching {
         }
     }
 
-    /// Returns what the arguments are that are recorded, as far as that is known.
+    /// Returns the formats of the recorded arguments, as far as they are known.
     fn formats(&self) -> Vec<ArgumentFormat> {
         let of_usdt = self.usdt.iter().flatten().map(|it| it.format);
         let of_function = self.signature.iter().flat_map(|it| &it.arguments);
@@ -372,7 +372,7 @@ impl Watching {
         of_usdt.chain(of_function).collect()
     }
 
-    /// Returns where the arguments are that are recorded: the registers in which the function is passed them.
+    /// Returns where the recorded arguments are: for a function, the registers in which it is passed them.
     fn arguments(&self) -> Vec<ArgumentSource> {
         if let Some(arguments) = &self.usdt {
             let arguments = arguments.iter().take(MAX_ARGUMENTS);
