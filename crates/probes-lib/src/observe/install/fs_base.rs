@@ -9,7 +9,7 @@ const AT_HWCAP2: u64 = 26;
 /// "Kernel allows FSGSBASE instructions available in Ring 3" (asm/hwcap2.h, since Linux 5.9).
 const HWCAP2_FSGSBASE: u64 = 1 << 1;
 
-/// Returns whether they may execute `rdfsbase`; false if that cannot be learnt.
+/// Returns whether the threads may execute `rdfsbase`; false if that cannot be found out.
 pub(super) fn may_be_read(process: &Process) -> bool {
     let auxv = process.read_of_living_thread("auxv");
     let hwcap2 = auxv.ok().and_then(|auxv| auxv_value(&auxv, AT_HWCAP2));

@@ -1,11 +1,11 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
-//! The patches within pages that follow each other are made by two writes: one up to the end of the first page, and one of
-//! the pages after it. Of each page, its part is written as a whole or not at all, even if we are killed meanwhile. That is
-//! why the second write begins where a page does: the kernel copies as many bytes as a page has at a time (`mem_rw` of
-//! fs/proc/base.c), from the first one on, and we may be killed between two of these copies. If they began within a page,
-//! they would end within one, perhaps within an instruction. What was written is read back. The parts of a patch between
-//! breakpoints of other tools are one write each.
+//! Patches in adjacent pages are made by two writes: one up to the end of the first page, and one of the pages after
+//! it. The part in each page is written as a whole or not at all, even if we are killed: the kernel copies as many
+//! bytes as a page has at a time (`mem_rw` of fs/proc/base.c), and we may be killed between two of these copies. That
+//! is why the second write begins at a page boundary: otherwise its copies would end within pages, perhaps within an
+//! instruction. What was written is read back. The parts of a patch between breakpoints of other tools are one write
+//! each.
 //! The patch of a site across a page boundary is written in steps, and so is one across the boundary of two
 //! words if the kernel lets code be written only word by word: the site is disabled first, and while its
 //! opcode is `cmp`, its displacement has no effect and can be written in two parts. No patch of an instruction crosses
@@ -30,7 +30,7 @@ pub(crate) struct Patch {
     /// Whether it may be written in steps, as that of a site.
     pub(crate) is_written_in_steps: bool,
     /// Whether another tool's breakpoint is before or after it. That tool may remove the breakpoint at any time, so
-    /// that it must not be written again together with what is around it.
+    /// the byte of the breakpoint must not be written together with those around it.
     pub(crate) is_beside_breakpoint: bool,
 }
 
@@ -267,8 +267,8 @@ mod tests {
     }
 
     impl Steps {
-        /// Writes as the kernel does: the bytes within one word at once, or as many as a page has, from the first one
-        /// on, of which those within one page are written at once.
+        /// Writes as the kernel does: word by word, or in copies of as many bytes as a page has, of which the part
+        /// within one page is written at once.
         fn write(&mut self, at: LiveAddr, bytes: &[u8]) {
             let block = if self.is_by_words { WORD } else { PAGE };
             let mut rest = (at, bytes);

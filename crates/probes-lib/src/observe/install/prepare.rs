@@ -67,7 +67,7 @@ const MAX_FILTER_CODE: u64 = 8 << 10;
 /// The length of a huge page.
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// As many bytes of code are written in less time than it takes to stop a process again.
+/// Writing this many bytes of code takes less time than stopping a process again.
 const WRITTEN_WHILE_STOPPED: usize = 128 << 10;
 
 /// An observation that is ready to be installed.
@@ -80,7 +80,7 @@ pub(crate) struct Prepared {
     copies: PageCopies,
     /// The patches of this code, if it can be patched.
     patches: Option<PlannedPatches>,
-    /// Where threads go on that are stopped at a displaced instruction, in order.
+    /// Where threads that are stopped at a displaced instruction continue, in order.
     moves: Moves,
     /// The pages that trampolines may read.
     pages: ReadablePages,
@@ -89,7 +89,7 @@ pub(crate) struct Prepared {
     pages_ticks: u64,
     /// Whether the kernel may be asked what can be read.
     may_ask_kernel: bool,
-    /// From how many ticks on pairs are recorded one by one.
+    /// Pairs and calls that last this many ticks or longer are recorded one by one; 0: none are.
     slow_from: u64,
     /// If only times of a range are recorded: the least of them, in ticks, and how many ticks the range has.
     times: Option<(u64, u64)>,
@@ -97,7 +97,7 @@ pub(crate) struct Prepared {
     main_stack_end: u64,
     /// The id of its main thread in its own pid namespace.
     main_tid: i32,
-    /// The mappings of the points, which have to be there still when these are patched.
+    /// The mappings of the points, which must still be there when the points are patched.
     mappings: Vec<Mapping>,
     /// Whether its pid namespace is ours.
     is_in_our_namespace: bool,
@@ -191,7 +191,7 @@ pub(crate) fn refuse_forbidden(
 }
 
 impl Prepared {
-    /// Prepares what a plan says.
+    /// Prepares the observation of a plan.
     ///
     /// # Errors
     ///
@@ -241,7 +241,7 @@ impl Prepared {
             pages = ReadablePages::of(&read_maps(process)?);
         }
         let may_ask_kernel = !plan.asks_kernel() || OwnFilters::of(process).allow_questions();
-        // A little less, because how long a tick is will be known better when pairs are read.
+        // A little less, because the length of a tick is known better by the time pairs are read.
         let slow_from = match plan.slow_from {
             Duration::ZERO => 0,
             slow_from => ticks.ticks_in(slow_from.mul_f64(0.99)),
@@ -281,7 +281,8 @@ impl Prepared {
         &self.arenas
     }
 
-    /// Returns how much memory the arenas take. If not `is_private`, their data are shared, and little of them is private memory.
+    /// Returns how much memory the arenas take. Unless it `is_private`, the data are shared, and little of them is
+    /// private memory.
     pub(crate) fn needed_memory(&self, is_private: bool) -> NeededMemory {
         let lens = self.arenas.iter().map(|arena| {
             let range = arena.range();
@@ -393,7 +394,7 @@ impl Prepared {
         let mut is_written = false;
         if is_running && len > WRITTEN_WHILE_STOPPED {
             stopped.release();
-            // Where a kernel refuses this, it allows it while the process is stopped.
+            // A kernel that refuses this allows it while the process is stopped.
             let written = self.write_trampolines(&mut injector.memory.while_it_runs());
             is_written = written.is_ok();
             self.copy_pages(injector.memory);
@@ -473,7 +474,7 @@ impl Prepared {
         Ok(())
     }
 
-    /// Makes the kernel copy the pages of code that are to be patched now, and not while the process is stopped: one
+    /// Makes the kernel copy the pages of code that are to be patched, before the process is stopped for that: one
     /// byte of each is written over itself. Because the process runs, this is done only in the executable, which stays
     /// mapped, and the byte is read right before.
     fn copy_pages(&self, memory: &ProcessMemory) {
@@ -570,7 +571,7 @@ impl Prepared {
         for &tail in &planned.enabled {
             write_code(injector, stopped, tail, &[JMP])?;
         }
-        // Before the jumps are there: these threads go on with the same code at another address.
+        // Before the jumps are written. These threads continue with the same code at another address.
         stopped.move_threads(injector.memory, &self.moves)?;
         let mut memory = stopped.memory(injector.memory)?;
         semaphores::refuse_full(pid, &memory, &self.arenas)?;
@@ -582,9 +583,9 @@ impl Prepared {
         Ok(())
     }
 
-    /// Returns the calls after which the kernel clears, in forked children (MADV_WIPEONFORK), the
-    /// table of readable pages with its validity and, if children share the counters, the claims of rows. Children that
-    /// get such a table are to have no huge pages for it.
+    /// Returns the calls that make the kernel clear, in forked children (MADV_WIPEONFORK), the table of readable pages
+    /// with its validity and, if children share the counters, the claims of rows. A table that the observer writes in
+    /// children must not be in huge pages.
     fn wipe_calls(&self, arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
         let pages = arena.pages_at().map(|at| (at, PAGES_MAPPED, PAGES_WIPED));
         // OCaml code owns the row of its domain, even if threads own none.
@@ -607,7 +608,7 @@ impl Prepared {
         let are_recorded = data.is_some() || self.data_mapping().is_shared();
         let asks_kernel = self.plan.asks_kernel();
         let pages = PageTable::of(self.plan.shared, self.pages, self.pages_ticks, asks_kernel);
-        // Where the runtime has a table of the pages of values, that is copied in the child.
+        // If the runtime has a table of the pages of values, the child has a copy of it.
         let needs_own = self.plan.shared.value_pages == ValuePages::TableOfObserver || asks_kernel;
         let pages_of_forked = needs_own && self.plan.shared.has_pages();
         let pages_of_forked = pages_of_forked.then(|| pages.of_forked());
@@ -687,7 +688,7 @@ impl PlannedPatches {
     }
 }
 
-/// Returns what patches depend on, and what they overwrite: addresses and lengths.
+/// Returns the code that patches depend on or overwrite: addresses and lengths.
 fn copied(plan: &ObservationPlan, arenas: &[Arena]) -> impl Iterator<Item = (LiveAddr, u64)> {
     let sites = plan.points.iter().filter(|it| it.site().is_some());
     let sites = sites.map(|planned| (planned.point.address, SITE_LEN as u64));
@@ -724,7 +725,7 @@ fn place_all(
         plan.refuse_empty()?;
         let trampoline_len = trampoline::longest(plan).map_err(no_room)?;
         if plan.has_expressions() && trampoline_len > MAX_FILTER_CODE {
-            // What is recorded beside the expressions may be longer than these.
+            // The code that records the hits may be longer than that of the expressions.
             let given = trampoline::longest_without_records(plan).map_err(no_room)?;
             if let Some(longest) = plan
                 .longest_expression

@@ -35,7 +35,7 @@ use crate::update::options::Options;
 /// How much time threads get to leave the trampolines.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// As many bytes of recorded data are read in less time than it takes to stop a process again.
+/// Reading this many bytes of recorded data takes less time than stopping a process again.
 const READ_WHILE_STOPPED: u64 = 256 << 10;
 
 /// What was removed of observations.
@@ -84,8 +84,8 @@ struct OrphanedMappings {
 }
 
 impl OrphanedMappings {
-    /// Returns what is orphaned, which may be nothing if a killed tool has left code in the code cave; `None` if that
-    /// is empty, too, or there is none.
+    /// Returns the orphaned mappings; none if a killed tool has left only code in the code cave. `None` if there are
+    /// no such mappings and the code cave is empty, or if there is no code cave.
     fn find(
         process: &Process,
         memory: &ProcessMemory,
@@ -134,7 +134,7 @@ impl OrphanedMappings {
 enum Remover<'r> {
     /// Its own observer.
     Observer,
-    /// Another tool. An observer that is still alive is left the record of its `successor`.
+    /// Another tool. It leaves the record of its `successor` to an observer that is still alive.
     Other {
         successor: Option<&'r ObserverRecord>,
         name_of: NameOf<'r>,
@@ -151,8 +151,8 @@ pub(crate) struct Cleaned {
     pub(crate) why_mapped: Option<Error>,
 }
 
-/// Removes the observations that tools which were killed have left; if there is a `successor`, also
-/// those of live observers. The caller holds the update lock. Errors name functions by `name_of`.
+/// Removes the observations that were left by killed tools; if there is a `successor`, also those
+/// of live observers. The caller holds the update lock. Errors name functions by `name_of`.
 ///
 /// # Errors
 ///
@@ -293,7 +293,7 @@ fn remove_all<T: Send>(
 ) -> Result<Removed<T>> {
     let maps = read_maps(process)?;
     let code_cave = code_cave::find(process, memory, &maps)?;
-    // Planned while it runs. Once it is stopped, this is what is done if the code is still the same.
+    // Planned while the process runs, and used once it is stopped if the code is still the same.
     let mut copies = PageCopies::of(arenas.iter().flat_map(Arena::patch_state));
     let mut planned = match copies.update(memory) {
         Ok(_) => restoring_patches(process, &copies.over(memory), arenas).ok(),
@@ -428,7 +428,7 @@ impl Removal<'_> {
         })
     }
 
-    /// Writes what the points held, and lowers semaphores.
+    /// Writes the original bytes of the points, and lowers semaphores.
     fn write_restored(
         &self,
         stopped: &Stopped<'_>,
@@ -509,7 +509,7 @@ fn still_inside(
     Error::new(Subject::Thread { pid, tid }, kind)
 }
 
-/// Writes which tool takes over, if one does, into the data of each arena, for its observer.
+/// Writes the record of the successor, if there is one, into the data of each arena that has a live observer.
 fn write_successor(
     process: &Process,
     memory: &ProcessMemory,
@@ -531,10 +531,11 @@ fn write_successor(
 #[derive(Default)]
 struct RestorePlan {
     patches: Vec<Patch>,
-    /// How many sites and functions they are of.
+    /// How many sites and functions they restore.
     sites: usize,
     discarded: Vec<LiveAddr>,
-    /// From islands, and from jumps in the middle of an instruction, which are restored, to where they led.
+    /// From the islands, and the jumps in the middle of an instruction, that are restored to the
+    /// trampolines they led to.
     moves: Moves,
 }
 
@@ -583,8 +584,9 @@ fn restoring_patches(
                 near.push(led);
             }
         }
-        // The last byte of a short jump may be an instruction by itself, before a jump that is not at one. A thread may have
-        // executed it before another tool changed it.
+        // The last byte of a short jump may be executed as an instruction by itself, followed by a near jump that is
+        // not at an instruction of the original code (functions/leaning.rs). A thread may have executed it before
+        // another tool changed it, and be stopped at the near jump.
         let shorts = arena.places().filter(|(_, place)| is_short(place));
         behind.extend(shorts.map(|(_, place)| place.at.plus(SHORT_LEN)));
     }
