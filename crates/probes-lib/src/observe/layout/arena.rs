@@ -52,7 +52,7 @@ pub(crate) struct Arena {
     pub(crate) code: LiveAddr,
     /// Sorted by address.
     pub(crate) points: Vec<Point>,
-    /// The semaphores that are raised while they are observed.
+    /// The semaphores that are raised, and other words that are changed, while their points are observed.
     pub(crate) semaphores: Vec<SemaphoreRecord>,
     /// The length of a trampoline in bytes.
     pub(crate) trampoline_len: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Arena {
     pub(crate) shared: SharedLayout,
     /// Whether hits are filtered: each point has a second counter, for those that the filter has no answer for.
     pub(crate) is_filtered: bool,
-    /// Whether hits are sampled: each point has another counter, the last one, of all hits of which some are recorded.
+    /// Whether hits are sampled: each point has another counter, the last one, of the hits that samples are taken from.
     pub(crate) is_sampled: bool,
     /// Random: an arena that is mapped later at the same address has another.
     pub(crate) id: u64,
@@ -109,12 +109,12 @@ impl Arena {
         }
     }
 
-    /// Returns the index of the second counter of a point.
+    /// Returns the index of the second counter of a point, for hits without an answer.
     pub(crate) fn untyped_counter(&self, index: usize) -> usize {
         self.points.len() + index
     }
 
-    /// Returns the index of the counter of a point for the hits of which some are recorded.
+    /// Returns the index of the counter of a point for the hits that samples are taken from.
     pub(crate) fn sampled_counter(&self, index: usize) -> usize {
         self.points.len() * (1 + usize::from(self.is_filtered)) + index
     }
@@ -166,7 +166,7 @@ impl Arena {
         self.version.len() + ENTRY_LEN * self.points.len()
     }
 
-    /// Returns where it says how far a semaphore, given by its index, has been changed.
+    /// Returns the address of the progress of a semaphore, given by its index.
     pub(crate) fn semaphore_progress(&self, index: usize) -> LiveAddr {
         let record = self.semaphores_offset() + SEMAPHORE_RECORD_LEN * index;
         self.code.plus(record as u64 + PROGRESS_AT)
@@ -204,8 +204,8 @@ impl Arena {
         LiveAddr(self.trampoline(0).0 - self.lead)
     }
 
-    /// Returns where calls can be injected as long as no point leads to a trampoline: the room of the trampolines, up to
-    /// a page.
+    /// Returns where calls can be injected as long as no point leads to a trampoline: the room of the trampolines, up
+    /// to a page.
     pub(crate) fn call_room(&self) -> CodeCave {
         let at = self.trampoline_room();
         let len = (self.data().0 - at.0).min(PAGE);
@@ -221,8 +221,8 @@ impl Arena {
         })
     }
 
-    /// Returns what tells how its points are patched: the places of the patches, the tails of the trampolines of sites, and the
-    /// header. Addresses and lengths.
+    /// Returns the memory that shows how its points are patched: the places of the patches, the tails of the
+    /// trampolines of sites, and the header, as addresses and lengths.
     pub(crate) fn patch_state(&self) -> impl Iterator<Item = (LiveAddr, u64)> {
         let places = self.places().map(|(_, place)| (place.at, PATCH_LEN as u64));
         let points = self.points.iter().enumerate();

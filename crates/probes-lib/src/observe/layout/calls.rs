@@ -13,8 +13,8 @@
 //! For self times, a call is twice as long, and two sums are before each histogram. If slow calls are reported, a call
 //! is four times as long.
 //!
-//! If callers are distinguished, a table of callers follows (caller), and for each function a caller that stands for all that
-//! found no room in the table.
+//! If callers are distinguished, a table of callers follows (caller), and for each function a caller that stands for
+//! all that found no room in the table.
 
 use crate::address::PAGE;
 use crate::observe::layout::histogram::{self, LONGEST_BITS};
@@ -37,7 +37,7 @@ pub(crate) mod function_data {
     pub(crate) const UNMATCHED: u64 = 24;
     /// Calls that were not recorded, and records that were dropped because another fiber has taken the slot.
     pub(crate) const LOST: u64 = 32;
-    /// Of self times: calls that include a call whose time is not known.
+    /// If self times are measured: calls that include a call whose time is not known.
     pub(crate) const DOUBTFUL: u64 = 40;
     /// Calls that a filter leaves out because it has no answer for them.
     pub(crate) const UNTYPED: u64 = 48;
@@ -64,7 +64,7 @@ pub(crate) mod caller {
     /// The sum of their times, and the longest, in ticks.
     pub(crate) const SUM: u64 = 16;
     pub(crate) const MAX: u64 = 24;
-    /// Of self times: the sum of their times from entry to exit.
+    /// If self times are measured: the sum of the times from entry to exit.
     pub(crate) const ALL: u64 = 32;
 }
 const _: () = assert!(MAX_TIMED < 1 << (64 - caller::FUNCTION_AT));
@@ -83,8 +83,8 @@ pub(crate) mod call_slot {
     /// How many slots there are, besides the extra ones.
     pub(crate) const COUNT: u64 = 1 << COUNT_BITS;
     pub(crate) const COUNT_BITS: u32 = 10;
-    /// How many slots are tried for a stack, from the one that its hash selects. The table has this many extra slots at its
-    /// end, so that the search need not wrap around.
+    /// How many slots are tried for a stack, from the one that its hash selects. The table has this many extra slots at
+    /// its end, so that the search need not wrap around.
     pub(crate) const TRIED: u64 = 16;
     pub(crate) const ALL: u64 = COUNT + TRIED;
 
@@ -106,21 +106,21 @@ pub(crate) mod call_slot {
     /// The fields of a call: its frame, when it began (in ticks), its function (four bytes); of a call on a
     /// fiber only, the [`OWNER`] of the slot when it began, as another fiber may have taken the slot since.
     ///
-    /// A frame is identified by the address of its return address, which is the stack pointer at the entry and at the exits;
-    /// on a fiber, less the upper end of the stack, which moves when it grows. Zero: not yet written, or freed.
+    /// A frame is identified by the address of its return address, which is the stack pointer at the entry and at the
+    /// exits; on a fiber, less the upper end of the stack, which moves when it grows. Zero: not yet written, or freed.
     pub(crate) const FRAME: u64 = 0;
     pub(crate) const TIME: u64 = 8;
     pub(crate) const FUNCTION: u64 = 16;
     pub(crate) const CALL_OWNER: u64 = 24;
 
-    /// Of self times, or if calls are filtered or have keys, four bytes: what has happened to the call, and from
-    /// [`HISTOGRAM_AT`] on the number of the histogram of its key.
+    /// If self times are measured, or calls are filtered or have keys, four bytes: what has happened to the
+    /// call, and from [`HISTOGRAM_AT`] on the number of the histogram of its key.
     pub(crate) const FLAGS: u64 = 20;
-    /// How long the calls lasted that it has made, and when the last one ended.
+    /// The sum of the times of the calls that it has made, and when the last one ended.
     pub(crate) const CHILDREN: u64 = 32;
     pub(crate) const CHILD_ENDED: u64 = 40;
-    /// When the last call of a signal handler ended that interrupted the trampoline before the record was complete: the
-    /// call begins no earlier. Zero: none did.
+    /// If signal handlers that interrupted the trampoline before the record was complete have made calls: when the last
+    /// of these ended. The call begins no earlier. Zero: none were made.
     pub(crate) const NOT_BEFORE: u64 = 48;
 
     /// If slow calls are reported, the arguments at the entry, eight bytes each.
@@ -145,7 +145,7 @@ pub(crate) struct CallsLayout {
     pub(crate) keeps_arguments: bool,
 }
 
-/// Set in the number of a layout that is of self times, of one with callers, and of one with arguments.
+/// Bits in the number of a layout: it has self times, callers, or arguments.
 const OF_SELF: u32 = 1 << 16;
 const BY_CALLER: u32 = 1 << 17;
 const KEEPS_ARGUMENTS: u32 = 1 << 18;
@@ -166,7 +166,7 @@ impl CallsLayout {
         }
     }
 
-    /// Returns a number that says all of it.
+    /// Returns a number that encodes the layout.
     pub(crate) fn number(self) -> u32 {
         let of_self = if self.of_self { OF_SELF } else { 0 };
         let by_caller = if self.by_caller { BY_CALLER } else { 0 };

@@ -6,8 +6,8 @@
 //! slot     the hash of the key, and the time of the start; both are written by one instruction
 //! ```
 //!
-//! A slot is written by one instruction, so a thread may be interrupted, or exit, anywhere. A start for which all slots of
-//! its bucket are taken is only counted.
+//! A slot is written by one instruction, so a thread may be interrupted, or exit, anywhere. A start for which all slots
+//! of its bucket are taken is only counted.
 
 use crate::numbers::u64_at;
 
@@ -25,8 +25,8 @@ pub(crate) mod slot {
     pub(crate) const KEY: u64 = 0;
     /// The time of the start, with [`LEFT_OUT_BIT`]; 0: the slot is free.
     pub(crate) const TIME: u64 = 8;
-    /// Set in the time of a start that a filter leaves out: its stop then still finds a start. The time stamp counter never
-    /// reaches this bit.
+    /// Set in the time of a start that a filter leaves out: its stop then still finds a start. The time stamp counter
+    /// never reaches this bit.
     pub(crate) const LEFT_OUT_BIT: u32 = 63;
 }
 

@@ -10,21 +10,21 @@
 //!
 //! [`values`]: crate::observe::layout::values
 //!
-//! A thread claims a slot by one instruction, writes the key, and then the state that says so; hits are counted by locked
-//! instructions. A slot that is claimed and has no key yet is passed over, and the same key may be in several slots: their hits add
-//! up.
+//! A thread claims a slot by one instruction, writes the key, and then the state that says so; hits are counted by
+//! locked instructions. A slot that is claimed and has no key yet is passed over, and the same key may be in several
+//! slots: their hits add up.
 
 use std::ops::Range;
 
 use crate::observe::layout::groups::GROUP_BITS;
 use crate::observe::role::KeyKind;
 
-/// How many bits of its hash select the slot of a key.
+/// How many bits of the hash of a key select its slot.
 const SLOTS_BITS: u32 = 12;
 /// How many slots are tried, from that one on.
 pub(crate) const TRIED: u64 = 16;
 
-/// The same, if each key has a histogram.
+/// How many bits of the hash of a key select its slot, if each key has a histogram.
 const SLOTS_WITH_HISTOGRAM_BITS: u32 = 10;
 
 /// The histograms of keys: one for each slot, and those of the other keys.
@@ -32,10 +32,10 @@ pub(crate) mod histograms {
     use super::{SLOTS_WITH_HISTOGRAM_BITS, TRIED};
 
     pub(crate) const OF_SLOTS: u32 = (1 << SLOTS_WITH_HISTOGRAM_BITS) + TRIED as u32;
-    /// Of other keys, values without a sign; and with one.
+    /// The histograms of other keys: of values without a sign, and of values with one.
     pub(crate) const OTHER: u32 = OF_SLOTS;
     pub(crate) const OTHER_SIGNED: u32 = OF_SLOTS + 1;
-    /// Of times, which have no sign: those that have no key.
+    /// The histogram of times that have no key. Times have no sign.
     pub(crate) const UNTYPED_TIMES: u32 = OTHER_SIGNED;
     pub(crate) const ALL: u32 = OF_SLOTS + 2;
 }
@@ -62,8 +62,8 @@ pub(crate) mod text {
     pub(crate) const WORDS: u64 = 8;
     pub(crate) const WHOLE: u64 = WORDS + 1;
     pub(crate) const LONGER: u64 = WORDS + 2;
-    /// Of a string of C: this plus how many bytes it has, 65 if there are more than 64; then the bytes, with zeros up
-    /// to a whole word.
+    /// For a string of C: this plus how many bytes it has, 65 if there are more than 64; then the bytes, with zeros
+    /// up to a whole word.
     pub(crate) const OF_C: u64 = 16;
     /// How many bytes of it a key has at most; one more is read.
     pub(crate) const MAX_READ: u64 = 8 * WORDS;
@@ -94,7 +94,7 @@ impl KeysLayout {
         }
     }
 
-    /// The same, with a histogram of each key.
+    /// Returns the layout with a histogram of each key.
     pub(crate) fn with_histograms(self) -> KeysLayout {
         KeysLayout {
             has_histograms: true,
@@ -114,12 +114,12 @@ impl KeysLayout {
         }
     }
 
-    /// Returns a number that says all of it.
+    /// Returns a number that encodes the layout.
     pub(crate) fn number(self) -> u8 {
         self.units | u8::from(self.has_histograms) << UNITS_BITS
     }
 
-    /// Returns how many bits of its hash select the slot of a key.
+    /// Returns how many bits of the hash of a key select its slot.
     pub(crate) fn slots_bits(self) -> u32 {
         if self.has_histograms {
             SLOTS_WITH_HISTOGRAM_BITS

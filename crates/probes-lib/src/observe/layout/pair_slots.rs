@@ -34,8 +34,8 @@ pub(crate) mod slot {
     pub(crate) const LEFT_OUT_BIT: u32 = 63;
     /// How many starts are kept, a power of two.
     pub(crate) const STARTS_KEPT: u64 = 64;
-    /// For each of these starts, its frame ([`FrameId`](crate::observe::frame_id::FrameId)) and the low half of its first
-    /// argument, four bytes each.
+    /// For each of these starts, its frame ([`FrameId`](crate::observe::frame_id::FrameId)) and the low half of its
+    /// first argument, four bytes each.
     pub(crate) const MARKS: u64 = STARTS + STARTS_KEPT * 16;
     /// Stops that end a start after a later start in the same frame was ended, if numbers do not tell which start is
     /// theirs. A number is a first argument that is an OCaml int.
@@ -52,10 +52,10 @@ pub(crate) mod slot {
     /// Starts with the number of an earlier start, if no stop with this number has ended that one: numbers that
     /// distinguish events are not used twice.
     pub(crate) const REPEATED_NUMBER: u64 = SAME_FRAME + 40;
-    /// Stops in the frame of an earlier start that waits, if that is no caller's frame of the last start's.
+    /// Stops in the frame of an earlier start that waits, if that frame is not a caller of the last start's frame.
     pub(crate) const OTHER_FRAME: u64 = SAME_FRAME + 48;
-    /// Stops that may belong to the start before the one that they end: it waits in the frame of that one, or of the
-    /// stop.
+    /// Stops that may belong to the start before the one that they end, because that start waits in the frame of the
+    /// ended one, or of the stop.
     pub(crate) const DOUBTFUL: u64 = SAME_FRAME + 56;
     /// The first arguments of the latest starts, four bytes each, at a place that the number selects.
     pub(crate) const NUMBERS: u64 = SAME_FRAME + 64;
@@ -66,7 +66,8 @@ pub(crate) mod slot {
     pub(crate) const STARTS_WITHOUT_ROOM: u64 = REPLACED_STARTS + 8;
     /// Starts and stops for which an expression has no answer.
     pub(crate) const UNTYPED: u64 = REPLACED_STARTS + 16;
-    /// How many of the starts in [`DEPTH`] and [`ABANDONED_STARTS`] a filter leaves out, as far as they are not overwritten.
+    /// How many of the starts in [`DEPTH`] and [`ABANDONED_STARTS`] a filter leaves out, as far as they are not
+    /// overwritten.
     pub(crate) const LEFT_OUT: u64 = REPLACED_STARTS + 24;
     /// Stops whose number is not that of the start that they end, whatever else is known of them.
     pub(crate) const DIFFERENT_NUMBER: u64 = REPLACED_STARTS + 32;

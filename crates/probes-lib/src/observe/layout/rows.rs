@@ -10,9 +10,9 @@
 //!
 //! A row has a u64 for each point. The hits of a point are the sum of its column.
 //!
-//! A thread is known by its `fs` base and by the 16 KiB that its stack pointer is in. Threads that were created without
-//! thread-local storage of their own have the same `fs` base, but other stacks. A thread whose stack reaches into
-//! several parts, or that has several stacks, owns several rows.
+//! A thread is identified by its `fs` base and by the 16 KiB that its stack pointer is in. Threads that were created
+//! without thread-local storage of their own have the same `fs` base, but other stacks. A thread whose stack reaches
+//! into several parts, or that has several stacks, owns several rows.
 //!
 //! In each domain, only the thread that holds the domain's lock executes OCaml code; in OCaml 4, there is one lock for
 //! all threads. So OCaml functions are counted in a row of the domain, which is known by the address of its state, in
@@ -53,7 +53,7 @@ pub(crate) mod claim {
     /// In place of the part of the stack, in a claim of a domain. The owner is the address of the domain's state.
     pub(crate) const OF_DOMAIN: i32 = -2;
     /// As an offset from the first claim: the address of the first domain's state, whose row needs no claim; 0 until it
-    /// has an owner. It is in the second claim, after the fields of that.
+    /// has an owner. It is stored in the second claim, after the fields of that claim.
     pub(crate) const FIRST_DOMAIN: u64 = super::CLAIM_LEN + 24;
 }
 

@@ -5,8 +5,9 @@
 //! +0 address   +8 index of the point   +11 how it is changed   +12 value before the last change   +14 state
 //! ```
 //!
-//! Value and state are written together before the semaphore is, and the state once more afterwards. The process is
-//! stopped meanwhile, so a tool that finds the record of a killed tool knows whether the semaphore has been changed.
+//! Value and state are written together before the semaphore is written, and the state once more afterwards. The
+//! process is stopped meanwhile, so a tool that finds the record of a killed tool knows whether the semaphore has
+//! been changed.
 
 use crate::address::LiveAddr;
 use crate::numbers::u64_at;
@@ -18,7 +19,7 @@ pub(crate) const SEMAPHORE_RECORD_LEN: usize = 16;
 pub(crate) const PROGRESS_AT: u64 = 12;
 pub(crate) const PROGRESS_LEN: usize = 4;
 
-/// A semaphore, and the point of whose probe it is.
+/// A semaphore, and the point of its probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SemaphoreRecord {
     pub(crate) at: LiveAddr,

@@ -17,9 +17,10 @@
 //! kept     the arguments of starts, if slow pairs are reported (kept_starts.rs)
 //! ```
 //!
-//! The table of pages and its validity are always the process's own, even if the rest is shared with the observer, and the
-//! kernel clears them in a forked child (`MADV_WIPEONFORK`): they do not describe the mappings
-//! of the child, which the observer may write there later. A child that shares the memory of its parent (vfork(2)) shares these mappings, too.
+//! The table of pages and its validity are always the process's own, even if the rest is shared with the observer. The
+//! kernel clears them in a forked child (`MADV_WIPEONFORK`), because they do not describe the child's mappings; the
+//! observer may write a table for the child later. A child that shares the memory of its parent (vfork(2)) shares the
+//! table, too.
 //!
 //! Only the thread that owns a slot writes there; what several threads write is written by locked
 //! instructions.
@@ -47,7 +48,7 @@ pub(crate) const TID_AT: u64 = 0;
 /// In the header, four bytes: the id of the main thread, if stacks are copied.
 pub(crate) const MAIN_TID: u64 = 4;
 
-/// In the header, eight bytes: from how many ticks on a pair or call is reported, if slow ones are.
+/// In the header, eight bytes: how many ticks a pair or call lasts at least that is reported, if slow ones are.
 pub(crate) const SLOW_FROM: u64 = 8;
 
 /// In the header, eight bytes: where the stack of the main thread ends, if stacks are copied; 0 if that is not known.
@@ -76,8 +77,8 @@ pub(crate) mod validity {
 /// The length of the validity in bytes.
 const VALIDITY_LEN: u64 = 2 * PAGE;
 
-/// How much of the table of pages and its validity gets MADV_WIPEONFORK: all but the last page. So that splits the
-/// mapping in two, which shows in /proc/PID/maps that the madvise(2) was executed.
+/// How much of the table of pages and its validity gets MADV_WIPEONFORK: all but the last page, so that the
+/// mapping is split in two. This shows in /proc/PID/maps that the madvise(2) was executed.
 pub(crate) const PAGES_WIPED: u64 = readable_pages::LEN + PAGE;
 pub(crate) const PAGES_MAPPED: u64 = readable_pages::LEN + VALIDITY_LEN;
 
@@ -95,7 +96,7 @@ pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 /// About how many bytes of records a ring holds; a large ring holds twice as many.
 const RING: u64 = 1 << 20;
 
-/// Binary logarithm of how many times as many bytes as a large ring one with stacks holds.
+/// Binary logarithm of the ratio between the lengths of a ring with stacks and a large ring.
 const STACKS_BITS: u32 = 3;
 
 /// The fields of a record.
@@ -121,15 +122,15 @@ pub(crate) mod record {
     /// A byte for each argument: 0 if it points to no memory that can be read, otherwise one more than the number of
     /// words that were copied from there.
     pub(crate) const COPIED: u64 = 24;
-    /// Of a function whose exits are recorded, where the return address of the call is: its address or, on the stack of
-    /// a fiber, its distance from the upper end, which is negative.
+    /// If the exits of a function are recorded: where the return address of the call is. It is an address or, on the
+    /// stack of a fiber, the distance from the upper end, which is negative.
     pub(crate) const FRAME: u64 = 32;
-    /// Twice the number of that fiber plus one; 0 if the call is on the stack of its thread.
+    /// Twice the number of the fiber plus one; 0 if the call is on the stack of its thread.
     pub(crate) const FIBER: u64 = 40;
     pub(crate) const ARGUMENTS: u64 = 48;
 
-    /// Of an argument: its value, the header of its block, and the first words of the block, or what
-    /// [`fields`](super::fields) says.
+    /// The fields of an argument: its value, the header of its block, and the first words of the
+    /// block, or what [`fields`](super::fields) says.
     pub(crate) const VALUE: u64 = 0;
     pub(crate) const BLOCK_HEADER: u64 = 8;
     /// Instead of the header: the argument is in memory that could not be read, at the address that its value is.
@@ -197,8 +198,8 @@ pub(crate) struct SharedLayout {
     pub(crate) has_large_rings: bool,
     /// Whether filters read memory.
     pub(crate) filters_memory: bool,
-    /// By which table trampolines know what can be read. It is not stored in the process, and not known of an
-    /// observation that was found there.
+    /// The table by which trampolines know what can be read. It is not stored in the process, and not known
+    /// of an observation that was found there.
     pub(crate) value_pages: ValuePages,
     pub(crate) calls: CallsLayout,
     pub(crate) values: ValuesLayout,

@@ -42,8 +42,8 @@ pub(crate) const KEPT: u64 = FIBER + 32;
 pub(crate) const LINK: u64 = FIBER + 48;
 pub(crate) const FIRST_END: u64 = FIBER + 56;
 
-/// Four bytes: 1 while a thread uses all this. A thread that is preempted meanwhile may find that others have gone once around the
-/// ring when it goes on.
+/// Four bytes: 1 while a thread uses all this. If the thread is preempted meanwhile, others may have gone once around
+/// the ring before it continues.
 pub(crate) const IS_TAKEN: u64 = FIBER + 64;
 
 /// The bytes of the parts.
@@ -57,8 +57,8 @@ pub(crate) const MAX_BYTES: u64 = 80 << 10;
 pub(crate) const LEN: u64 = BYTES + MAX_BYTES;
 const _: () = assert!(LEN % 64 == 0);
 
-/// What tells where the stacks of a thread of OCaml 5 are: offsets in the state of a domain, to which r14 points in
-/// OCaml code.
+/// The fields by which the stacks of a thread of OCaml 5 are found: offsets in the state of a domain, to which r14
+/// points in OCaml code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FiberFields {
     /// The address of the description of the current fiber.
@@ -105,7 +105,7 @@ impl StackCopies {
         }
     }
 
-    /// Returns what tells where the stacks of fibers are, if that is known.
+    /// Returns the fields by which the stacks of fibers are found, if they are known.
     pub(crate) fn fibers(self) -> Option<FiberFields> {
         match self {
             StackCopies::None => None,

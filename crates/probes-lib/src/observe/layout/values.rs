@@ -64,7 +64,7 @@ impl ValuesLayout {
         }
     }
 
-    /// Returns a number that says all of it.
+    /// Returns a number that encodes the layout.
     pub(crate) fn number(self) -> u32 {
         self.histograms | self.steps << HISTOGRAMS_BITS
     }

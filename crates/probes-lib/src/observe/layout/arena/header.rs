@@ -159,7 +159,7 @@ impl Arena {
         self.code.plus(SHARED_AT as u64)
     }
 
-    /// Returns the observer, if the header says it.
+    /// Returns the record of the observer, if the header has it.
     pub(crate) fn observer(&self) -> Option<&ObserverRecord> {
         match &self.version {
             HeaderVersion::WithoutRecord { .. } => None,
@@ -313,8 +313,8 @@ impl Arena {
             && self.shared.is_possible()
     }
 
-    /// Returns whether the numbers of its header that follow from the others agree with them, and `len` bytes have room for its
-    /// code.
+    /// Returns whether the numbers in the header that follow from others agree with them, and the code fits in `len`
+    /// bytes.
     fn fits(&self, header: &[u8; BASE_LEN], len: u64) -> bool {
         let data_len = self.data_len();
         self.code_len() <= len.min(MAX_CODE_LEN)
