@@ -21,7 +21,7 @@ use crate::select::{Actions, Selector, choose};
 
 /// What is recorded at the sites of a program.
 pub(super) struct SiteRoles {
-    /// Of each site.
+    /// The role of each site.
     pub(super) roles: Vec<Role>,
     pub(super) histograms: Vec<PlannedHistogram>,
     /// The names of the probes or pairs that keys number.
@@ -55,7 +55,7 @@ impl SiteRoles {
         Ok(roles)
     }
 
-    /// Adds what is counted, and of what there are histograms.
+    /// Adds the counters and the histograms.
     fn add_counted(&mut self, observation: &Observation, program: &Program) -> Result<()> {
         for (name, index) in selected_by_name(program, &observation.counted)? {
             let role = &mut self.roles[index];
@@ -81,7 +81,7 @@ impl SiteRoles {
         Ok(())
     }
 
-    /// Returns the histogram of a site, which it shares with those of the same probe whose values are alike.
+    /// Returns the histogram of a site. The sites of a probe share it if their values are all signed, or all unsigned.
     fn histogram_of(
         &mut self,
         observation: &Observation,
@@ -195,18 +195,18 @@ impl<'p> NamedNumbers<'p> {
             pairs: Vec::new(),
         };
         for (number, (start, stop)) in (0..).zip(&observation.pairs) {
-            // From a hit to the next of the same probe, it is another event.
+            // Each hit of such a probe begins another event.
             if start == stop {
                 continue;
             }
-            // That a probe is missing is said when the ends are added.
+            // A missing probe is reported when the ends are added.
             let sites = selected(program, &[Selector::name(start), Selector::name(stop)]);
             let sites = sites.unwrap_or_default();
             let Some(name) = name_in_common(program, &sites) else {
                 continue;
             };
             let own = |site: &usize| named.of_sites[*site].is_none_or(|own| own == name);
-            // A site has one mark, also if it is an end of several pairs.
+            // A site has one mark, even if it is an end of several pairs.
             if sites.iter().all(own) {
                 for site in sites {
                     named.of_sites[site] = Some(name);
@@ -218,7 +218,7 @@ impl<'p> NamedNumbers<'p> {
     }
 }
 
-/// Returns the first name that each of these sites has for an argument that it can be marked by.
+/// Returns the first name of an argument that all these sites have and can be marked by.
 fn name_in_common<'p>(program: &'p Program, sites: &[usize]) -> Option<&'p str> {
     let (first, others) = sites.split_first()?;
     let mut names = program.site(*first).site.argument_names();
@@ -228,7 +228,7 @@ fn name_in_common<'p>(program: &'p Program, sites: &[usize]) -> Option<&'p str> 
     })
 }
 
-/// Returns the key by which stops find their starts, as a site has it that is an end of a pair.
+/// Returns the key by which stops find their starts, for a site that is an end of a pair.
 fn pair_key(
     observation: &Observation,
     name: &str,
@@ -315,8 +315,8 @@ fn marking_register(site: LiveSite<'_>, name: Option<&str>) -> Option<Register> 
     ArgumentSource::of(Some(&argument)).register_of_number(argument.size)
 }
 
-/// Returns the marks of a site that is an end of a pair; its events are distinguished by the argument of this name, or by
-/// the first one.
+/// Returns the marks of a site that is an end of a pair; its events are distinguished by the argument of this name, or
+/// by the first one.
 fn marks(site: LiveSite<'_>, name: Option<&str>, is_ocaml_4: impl Fn() -> bool) -> Marks {
     Marks {
         argument: marking_register(site, name),
