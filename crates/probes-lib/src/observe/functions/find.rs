@@ -316,8 +316,8 @@ fn places_of_pairs<'f, 's>(
     Ok((all.merged(places), by_place))
 }
 
-/// Returns the places of all lists, each of which comes with its selectors: the index of the one that names a place is
-/// then that among the selectors of all lists.
+/// Returns the places of all lists, each of which comes with its selectors. The index in `named_by` is changed to one
+/// among the selectors of all lists.
 fn merged<'f, 's>(
     all: &'f Functions,
     lists: impl Iterator<Item = (Vec<FunctionPlace<'f>>, &'s Vec<FunctionSelector>)>,
@@ -333,7 +333,7 @@ fn merged<'f, 's>(
     let mut places = all.merged(renamed.collect());
     let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
     if !places.iter().all(is_kernels) {
-        // A pattern that matches others as well is not meant for code that never can be patched.
+        // A pattern that also matches other places is not meant for code that can never be patched.
         places.retain(|place| !is_kernels(place) || place.named_by.is_some());
     }
     places

@@ -1,9 +1,9 @@
-//! Functions whose only exit, a return, is patched with a jump to an island among their own displaced instructions, because
-//! the function after them is patched, too ([`PatchPlanner::leaning`]). Where there is no padding, that patch overwrites the first
-//! byte of the next function, whose own jump is after that byte: the function leans on the next one. Both are patched
-//! together: they are on one page, which is written at once. The next function does not need the first one: its first byte is
-//! a REX prefix, which does not matter to a jump.
-//!
+//! Functions whose only exit, a return, is patched with a short jump to an island among their own displaced
+//! instructions, because the function after them is patched, too ([`PatchPlanner::leaning`]). If there is no padding
+//! between the two, the last byte of the short jump is the first byte of the next function, whose own jump begins after
+//! that byte: the function *leans* on the next one. Both are patched together: they are on one page, which is written
+//! at once. The next function does not need the first one: its own first byte is a REX prefix, which does not matter to
+//! a jump.
 //! [`PatchPlanner::leaning`]: crate::PatchPlanner::leaning
 
 use std::io;
@@ -15,8 +15,8 @@ use crate::observe::functions::{ObservedFunction, ObservedFunctions};
 use crate::patch_plan::jump::JUMP_LEN;
 
 impl ObservedFunctions {
-    /// Patches functions in another way whose exit would otherwise overlap the patch of the next function. Returns whether
-    /// there are such functions.
+    /// Changes the patches of functions whose exit would otherwise overlap the patch of the next function. Returns
+    /// whether there are such functions.
     pub(crate) fn lean(&mut self) -> bool {
         let mut is_changed = false;
         for index in (0..self.functions.len()).rev() {
@@ -35,21 +35,21 @@ impl ObservedFunctions {
         is_changed
     }
 
-    /// Returns the index of a timed function whose patch one of these overlaps and need not, and whether its first byte
-    /// would be overwritten instead.
+    /// Returns the index of the timed function whose patch the exit of this one overlaps although it need not, and
+    /// whether the exit would overwrite the first byte of that function instead.
     fn may_lean_on(&self, index: usize) -> Option<(usize, bool)> {
         let function = &self.functions[index];
         let timing = function.timing.as_ref().filter(|it| !it.leans)?;
         let overwrites_next = timing.other.as_ref()?.overwrites_next;
         let reserved = timing.exits.last()?.site.reserved().next()?;
-        // Right after the return, or where else the punned jump reaches.
+        // The next function begins right after the return, or elsewhere within the punned jump.
         let most = if overwrites_next { 1 } else { JUMP_LEN - 1 };
         let mut behind = reserved.start.0 + 1..reserved.start.0 + 1 + most;
         let found = behind.find_map(|at| self.timed_at(function, FileAddr(at)))?;
         Some((found, overwrites_next))
     }
 
-    /// Returns the index of the function on which one of these leans.
+    /// Returns the index of the function on which this one leans.
     fn leans_on(&self, index: usize) -> Option<usize> {
         let function = &self.functions[index];
         let exit = function.timing.as_ref()?.exits.last()?;
@@ -69,9 +69,9 @@ impl ObservedFunctions {
         (begins && next.timing.is_some()).then_some(found)
     }
 
-    /// Patches the functions as before that lean on one which is no longer among these.
+    /// Changes back the patches of the functions that lean on one which is no longer among these.
     pub(super) fn lean_no_longer(&mut self) {
-        // From the last on: whether another leans on a function may depend on how that is patched.
+        // From the last to the first: whether a function leans on the next one may depend on how that one is patched.
         for index in (0..self.functions.len()).rev() {
             if self.functions[index].overwrites_next() && self.leans_on(index).is_none() {
                 self.functions[index].swap_patches();
@@ -79,8 +79,8 @@ impl ObservedFunctions {
         }
     }
 
-    /// Adds the functions that lean on some of these, which are given by ascending index and are not patched: they
-    /// cannot be patched either.
+    /// Adds to `left_out`, which is sorted by index, the functions that lean on one of these: they cannot be
+    /// patched either.
     fn add_leaning(&self, left_out: &mut Vec<(usize, Refusal)>) {
         for index in (0..self.functions.len()).rev() {
             let Some(next) = self.leans_on(index) else {
@@ -94,7 +94,7 @@ impl ObservedFunctions {
         }
     }
 
-    /// The same as [`ObservedFunctions::changed`], and the functions that lean on them.
+    /// Returns the functions that [`ObservedFunctions::changed`] returns, and those that lean on them.
     ///
     /// # Errors
     ///
@@ -146,8 +146,8 @@ mod tests {
     use crate::process::memory::ProcessMemory;
     use crate::select::function::FunctionSelector;
 
-    /// The functions of fixture `wrappers`, of which these are timed: seven wrappers, one with padding after it, and one
-    /// that is no wrapper.
+    /// The functions of fixture `wrappers`, of which these are timed: seven wrappers, one with padding after it, and
+    /// one that is no wrapper.
     fn timed(pid: i32, range: Range<usize>) -> ObservedFunctions {
         let names = (0..7).map(|it| format!("wrapper_{it}"));
         let others = ["padded_wrapper", "after_wrappers"].map(str::to_owned);

@@ -60,7 +60,7 @@ impl Candidate {
 #[derive(Clone, Debug)]
 pub(super) struct TimedPatches {
     pub(super) entry: Candidate,
-    /// Of the exits that the patch of the entry does not displace.
+    /// The patches of the exits that the patch of the entry does not displace.
     pub(super) exits: Vec<Candidate>,
     /// See [`ExitPlan::overwrites_next`](crate::ExitPlan::overwrites_next).
     pub(super) overwrites_next: bool,
@@ -70,7 +70,7 @@ pub(super) struct TimedPatches {
 #[derive(Clone, Debug)]
 pub(super) struct OtherPatches {
     pub(super) entry: Candidate,
-    /// Those of the exits that the patch of the entry does not displace; `None`: no exits are patched.
+    /// The patches of the exits that the patch of the entry does not displace; `None`: no exits are patched.
     pub(super) exits: Option<Vec<Candidate>>,
 }
 
@@ -84,16 +84,16 @@ struct PatchesWithExits {
 
 /// The patches of a function.
 pub(super) struct FunctionPatches {
-    /// That of its entry.
+    /// The patch of its entry.
     pub(super) best: Candidate,
-    /// Whether they are at another instruction, which is executed as often: its arguments may not be there.
+    /// Whether they are at another instruction that is executed as often: the arguments of the place may not be there.
     pub(super) are_elsewhere: bool,
     /// What is tried if `best` turns out not to be possible, the best one last.
     pub(super) others: Vec<OtherPatches>,
     pub(super) timing: Option<Timing>,
-    /// If its calls are recorded.
+    /// How its calls are recorded, if they are.
     pub(super) watching: Option<Watching>,
-    /// Why its results are not recorded, although they are to be.
+    /// Why its results are not recorded, although they were asked for.
     pub(super) without_results: Option<Refusal>,
     /// If its results or exits are recorded or asked for, those of its returns, or of all exits.
     pub(super) ends: Vec<Candidate>,
@@ -205,7 +205,7 @@ impl Patching<'_> {
                     watching.function.has_results = words.has_results();
                     watching.function.exits_on = exits_on;
                 }
-                // At last without the results.
+                // The last choice is without the results.
                 let mut others = entry.map_or_else(|_| Vec::new(), FunctionPatches::all);
                 others.extend(planned.others);
                 FunctionPatches {
@@ -225,7 +225,7 @@ impl Patching<'_> {
         })
     }
 
-    /// Plans the patches of a function whose returns or exits are recorded, with the stack that the exits are on.
+    /// Plans the patches of a function whose returns or exits are recorded; if exits are, also returns their stack.
     fn with_ends(
         &self,
         known: &KnownPlace<'_>,
@@ -239,8 +239,8 @@ impl Patching<'_> {
         Ok((self.with_exits(known.place, |_| {})?, Some(stack)))
     }
 
-    /// Plans the patch of a place that is counted; unless it `is_exact`, maybe that of an instruction that is executed
-    /// as often.
+    /// Plans the patch of a place that is counted. Unless it `is_exact`, another instruction that is executed as often
+    /// may be patched.
     fn counted(
         &self,
         place: &FunctionPlace<'_>,
@@ -375,7 +375,7 @@ impl Patching<'_> {
         for plan in checked {
             match plan {
                 Ok(plan) => possible.push(plan),
-                // That of the best patches.
+                // The reason is that of the best patches.
                 Err(refusal) => why = why.or(Some(refusal)),
             }
         }
@@ -420,7 +420,7 @@ impl Patching<'_> {
     }
 }
 
-/// Refuses patches before which a trampoline must not change the flags.
+/// Removes the sites where flags are live, because a trampoline changes the flags; fails if no site is left.
 fn refuse_live_flags(
     mut sites: Vec<PatchSite>,
     offset: u64,
@@ -463,8 +463,8 @@ fn candidate(planner: &EntryPlanner<'_>, site: PatchSite, bias: LoadBias) -> Opt
     })
 }
 
-/// Returns whether one of these instructions may be the first to access a page of the stack: what is read there was
-/// written before.
+/// Returns whether one of these instructions may be the first to access a page of the stack. Only a write may be:
+/// what is read was written before.
 fn writes_stack(code: &[u8]) -> bool {
     let mut factory = InstructionInfoFactory::new();
     Decoder::new(64, code, DecoderOptions::NONE)

@@ -46,7 +46,7 @@ pub(super) struct PlaceKinds {
 /// What is wanted of a function.
 #[derive(Clone, Copy)]
 pub(super) enum Wanted<'w> {
-    /// With questions, only some calls, by keys, or a histogram of them.
+    /// With questions: only some calls, by keys, or in a histogram.
     Counted(Option<&'w Questions<'w>>),
     /// With questions, only some calls; with words, slow calls are reported.
     Timed(Option<&'w Questions<'w>>, Option<&'w WatchedWords>),
@@ -58,8 +58,8 @@ pub(super) enum Wanted<'w> {
     Paired(&'w WatchedWords, &'w [PairEnd], &'w Observation),
 }
 
-/// Returns what is recorded at a site of a USDT probe that is these ends of pairs. What expressions can ask of the site
-/// is in `scope`, and where it has its arguments in `arguments`.
+/// Returns what is recorded at a site of a USDT probe that is these ends of pairs. `scope` is what expressions can ask
+/// of the site, and `arguments` is where its arguments are.
 fn role_of_ends(
     observation: &Observation,
     ends: &[PairEnd],
@@ -136,7 +136,7 @@ pub(super) struct QuestionsByKind<'w> {
 }
 
 impl<'w> QuestionsByKind<'w> {
-    /// `start_filter` is [`Observation::asked_of_times`]'s.
+    /// `start_filter` is the filter that [`Observation::asked_of_times`] returns.
     pub(super) fn of(
         observation: &'w Observation,
         start_filter: Option<&'w Expression>,
@@ -179,7 +179,7 @@ impl<'w> QuestionsByKind<'w> {
         let once = self.observation.calls_once;
         let key = PlaceKey::of(place);
         if once.is_some_and(|once| place.is_at(once.before)) {
-            // Whatever else selects it.
+            // Even if it is also selected for something else.
             Wanted::Counted(None)
         } else if once.is_some_and(|once| place.is_in_function_at(once.callee)) {
             Wanted::LeftAlone
@@ -199,13 +199,13 @@ impl<'w> QuestionsByKind<'w> {
 /// What is asked of calls.
 #[derive(Clone, Copy)]
 pub(super) struct Questions<'w> {
-    /// Which of them.
+    /// Which calls are meant.
     filter: Option<&'w Expression>,
-    /// What their histogram is of.
+    /// The integer of their histogram.
     histogram: Option<&'w Expression>,
-    /// By what they are counted.
+    /// The keys by which they are counted.
     keys: Option<&'w Keys>,
-    /// Whether they are asked where calls return.
+    /// Whether these are evaluated where calls return.
     at_exits: bool,
     words: &'w WatchedWords,
 }
@@ -258,11 +258,11 @@ pub(super) struct KnownPlace<'w> {
     pub(super) address: LiveAddr,
     /// The name of the function; empty if it has none.
     function_name: String,
-    /// What the place is called.
+    /// The name of the place, as it is shown.
     pub(super) shown: String,
     /// Whether the function has a name of OCaml's; `None` if it has no name.
     is_named_ocaml: Option<bool>,
-    /// One without a name may be of C or of OCaml.
+    /// Whether it may be OCaml code: a function without a name may be C or OCaml code.
     pub(super) may_be_ocaml: bool,
 }
 
@@ -312,7 +312,7 @@ impl<'w> KnownPlace<'w> {
         }
     }
 
-    /// The same, if something is recorded where they end.
+    /// What is recorded of its calls, if something is recorded where they end.
     pub(super) fn watched_to_end(&self) -> Option<&'w WatchedWords> {
         let words = self.watched().filter(|_| self.is_function());
         words.filter(|it| it.has_results() || it.has_exits())
@@ -391,7 +391,7 @@ impl<'w> KnownPlace<'w> {
     }
 }
 
-/// Returns what a place is called that is at `address`, in a function of this name.
+/// Returns the shown name of the place at `address`, in a function of this name.
 fn shown_name(name: Option<String>, address: LiveAddr, place: &FunctionPlace<'_>) -> String {
     let mut name = match (name, place.selected_by.name(), place.offset) {
         (None, None, _) => address.to_string(),
