@@ -26,8 +26,8 @@ pub struct CallerLatency {
 }
 
 impl CallerLatency {
-    /// Returns where its calls return to; `None` for all those together for which there was no room. A function that is called
-    /// by a jump (a tail call) returns to the caller of the code that jumps.
+    /// Returns where its calls return to; `None` for all callers together for which there was no room. A function that
+    /// is called by a jump (a tail call) returns to the caller of the code that jumps.
     pub fn address(&self) -> Option<LiveAddr> {
         self.recorded.address
     }
@@ -37,7 +37,7 @@ impl CallerLatency {
         self.recorded.calls
     }
 
-    /// Returns how long they lasted together: the sum of their self times, if the function's times are that.
+    /// Returns the sum of their times; these are self times if the function's times are.
     pub fn sum(&self) -> Duration {
         self.time(self.recorded.sum)
     }

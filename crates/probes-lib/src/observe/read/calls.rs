@@ -210,13 +210,13 @@ struct RecordedFunction {
     /// Times by bucket.
     counts: HashMap<u64, u64>,
     longest: u64,
-    /// Of self times: their sum, and that of the times from entry to exit.
+    /// If self times are measured: their sum, and that of the times from entry to exit.
     sums: Option<(u64, u64)>,
     figures: Figures,
 }
 
 impl RecordedFunction {
-    /// Of these data of a function.
+    /// Parses the data of a function.
     fn of(bytes: &[u8], counts: HashMap<u64, u64>, sums: Option<(u64, u64)>) -> RecordedFunction {
         let lost = word(bytes, function_data::LOST);
         RecordedFunction {
@@ -288,7 +288,8 @@ impl RecordedCalls {
         Ok(recorded)
     }
 
-    /// Adds the exits that were not recorded, because no registers could be saved: later, their calls seem to be unwound.
+    /// Adds the exits that were not recorded, because no registers could be saved: later, their calls seem to be
+    /// unwound.
     fn add_lost_exits(
         &mut self,
         pid: i32,
@@ -419,8 +420,8 @@ fn counts(
     Ok(counts.collect())
 }
 
-/// Reads, of each of these functions, the sum of its self times, and that of its times from entry to exit; none if self times are
-/// not counted.
+/// Reads, for each of these functions, the sum of its self times, and that of its times from entry to exit; none if
+/// self times are not counted.
 fn sums_of(
     layout: CallsLayout,
     functions: Range<u32>,

@@ -31,7 +31,7 @@ pub struct CopiedStack {
 }
 
 impl CopiedStack {
-    /// Reads what the trampoline of the point `at` has recorded; `None` if no trampoline writes that.
+    /// Reads what the trampoline of the point `at` has recorded; `None` if no trampoline writes such a record.
     pub(crate) fn parse(record: &[u8], at: LiveAddr) -> Option<CopiedStack> {
         let record = record.get(..LEN as usize)?;
         let count = word(record, COUNT) as u32;
@@ -80,7 +80,7 @@ impl CopiedStack {
         top.and_then(|top| top.checked_sub(8)) == Some(at.0)
     }
 
-    /// The same with the word that was last popped.
+    /// Returns the stack with the word that was last popped.
     pub(crate) fn with_popped(&self, word: u64) -> CopiedStack {
         let mut copied = self.clone();
         let top = self.registers.get(registers::RSP);

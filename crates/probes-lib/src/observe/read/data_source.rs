@@ -20,11 +20,11 @@ use crate::memory::ReadMemory;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::{MAX_IOVECS, ProcessMemory};
 
-/// How much memory has to be left when much is read: the stack of a thread that undoes the observation, and what it usually
-/// allocates. Where nothing is left for a small allocation, Rust aborts.
+/// How much memory must be left after a large read: for the stack of a thread that removes the observation, and what it
+/// usually allocates. If a small allocation fails, Rust aborts.
 const MARGIN: usize = 3 << 20;
 
-/// What is much.
+/// A read of this many bytes is large.
 const LARGE: usize = 64 << 10;
 
 /// Where recorded data are read.
@@ -36,9 +36,9 @@ pub(crate) enum DataSource<'d> {
 /// Data in the memory of a process.
 pub(crate) struct ProcessData<'d> {
     pub(crate) pid: i32,
-    /// `None` if only several pieces at once are read: it takes longer to open it than to read them.
+    /// `None` if only several pieces at once are read: opening it takes longer than reading them.
     pub(crate) memory: Option<&'d ProcessMemory>,
-    /// Those of the observation.
+    /// The arenas of the observation.
     pub(crate) arenas: &'d [Arena],
 }
 
@@ -72,8 +72,8 @@ impl ReadMemory for DataSource<'_> {
 }
 
 impl ProcessData<'_> {
-    /// Fills each buffer from its address, a thousand of them by one system call. Returns whether that was possible: the
-    /// kernel may not let us, or the process may have executed a new program, which has no arena with our number.
+    /// Fills each buffer from its address, a thousand of them by one system call. Returns whether that was possible:
+    /// the kernel may not let us, or the process may have executed a new program, which has no arena with our id.
     fn read_at_once(&self, pieces: &mut [(LiveAddr, &mut [u8])]) -> bool {
         let Some(arena) = self.arenas.first() else {
             return false;
@@ -98,7 +98,7 @@ impl ProcessData<'_> {
     }
 }
 
-/// Whether it takes long to copy these from a file in /proc: the kernel copies them twice.
+/// Returns whether it takes long to copy these from a file in /proc: the kernel copies them twice.
 fn is_large(pieces: &[(LiveAddr, &mut [u8])]) -> bool {
     pieces.iter().any(|(_, bytes)| bytes.len() >= LARGE)
 }
@@ -159,7 +159,7 @@ fn reserve_exact(data: &mut Vec<u8>, len: usize) -> std::result::Result<(), TryR
     Ok(())
 }
 
-/// The same, from places that are given as offsets from an address.
+/// Returns recorded data from several places, given as offsets from an address.
 pub(crate) fn read_pieces_from(
     pid: i32,
     source: &impl ReadMemory,
@@ -323,7 +323,7 @@ mod tests {
         let process = Process::open(target.pid()).unwrap();
         let memory = ProcessMemory::open(&process, OFlag::O_RDONLY).unwrap();
         let random = random_bytes_at(&process).unwrap().unwrap();
-        // An arena whose number is where its header would have it.
+        // An arena whose id is where its header would have it.
         let mut arena = arena(random.0);
         arena.code = LiveAddr(random.0 - (arena.id_at().0 - random.0));
         arena.id = memory.read_word(random).unwrap();
@@ -355,7 +355,7 @@ mod tests {
         );
         let (at_once, is_whole, _) = read(&arena, LiveAddr(8));
         assert!(!at_once && !is_whole);
-        // Another program may have it, whose memory is not asked.
+        // As if the process had executed another program.
         arena.id = !arena.id;
         let (at_once, is_whole, again) = read(&arena, random.plus(2999 % 16));
         assert!(!at_once && is_whole);

@@ -88,14 +88,14 @@ pub struct Event {
     pub thread: Option<i32>,
     /// Which kind of hit it is.
     pub kind: EventKind,
-    /// Its arguments, decoded, at most six; they are found by the note of the site, or by the calling convention of the function. Of a
-    /// return, the result.
+    /// Its arguments, decoded, at most six. They are found by the note of the site, or by the calling convention of the
+    /// function. Of a return, the result.
     pub arguments: Vec<Value>,
     /// Where the call is, of a function whose exits are recorded
     /// ([`Observation::watch_exits`](crate::Observation::watch_exits)).
     pub frame: Option<CallFrame>,
-    /// Of an end of a pair, the key of the pair, if it is asked for
-    /// ([`Observation::with_pair_keys`](crate::Observation::with_pair_keys)), and has a value.
+    /// The key of the pair, if the hit is an end of one, the key is asked for
+    /// ([`Observation::with_pair_keys`](crate::Observation::with_pair_keys)), and it has a value.
     pub pair_key: Option<PairKey>,
     /// Its stack, if it was copied ([`Observation::with_stacks`](crate::Observation::with_stacks)). At a return, it is
     /// that of the entry: the frames of the callers are the same.
@@ -127,8 +127,9 @@ pub enum EventKind {
     Jump,
 }
 
-/// Identifies the frame of a call by its stack, and the place of its return address there. The place of a callee is lower than that of
-/// its caller on the same stack. So when a call begins, earlier calls of that stack at its place or a lower one have ended.
+/// Identifies the frame of a call by its stack, and the place of its return address there. The place of a callee is
+/// lower than that of its caller on the same stack. So when a call begins, earlier calls on that stack at its place or
+/// a lower one have ended.
 ///
 /// ```no_run
 /// use probes_lib::{Event, EventKind, FunctionSelector, Observation, Options, Target};

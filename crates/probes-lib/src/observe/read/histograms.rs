@@ -1,4 +1,5 @@
-//! [`HistogramCopies`]: histograms of values as they were in a process, not added up yet; and those of probes and functions.
+//! [`HistogramCopies`]: histograms of values as they were in a process, not added up yet; and those of probes and
+//! functions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -20,7 +21,7 @@ use crate::observe::read::values::ValueHistogram;
 pub(super) struct HistogramCopies {
     layout: ValuesLayout,
     linear: Option<Linear>,
-    /// Those with values, in the order in which their histograms were asked for.
+    /// The copies with values, in the order in which their histograms were asked for.
     copies: Vec<HistogramCopy>,
     /// The bytes that were read at once, in which their buckets are.
     read: Vec<Vec<u8>>,
@@ -31,11 +32,11 @@ struct HistogramCopy {
     /// The number of the histogram.
     number: u32,
     extremes: (i128, i128),
-    /// Of the values in buckets of several values, cut off to 64 bits.
+    /// The sum of the values in buckets of several values, cut off to 64 bits.
     sum: u64,
     /// The number of its first bucket.
     first: u64,
-    /// Which of the bytes that were read have its buckets: the index of those that were read at once, and where they are.
+    /// Where its buckets are: the index of the bytes that were read at once, and the range in them.
     read: usize,
     bytes: Range<usize>,
 }
@@ -54,8 +55,8 @@ pub(super) struct HistogramSource<'s, S> {
 }
 
 impl<S: ReadMemory> HistogramSource<'_, S> {
-    /// Reads those with these numbers; of each it is said whether its values have a sign. Of each group of threads, the
-    /// buckets from that of its least value to that of its greatest are read.
+    /// Reads the histograms with these numbers, each given with whether its values have a sign. For each group of
+    /// threads, the buckets from that of its least value to that of its greatest are read.
     pub(super) fn read(&self, wanted: &[(u32, bool)]) -> Result<HistogramCopies> {
         let layout = self.layout;
         let groups = 0..1 << layout.group_bits();
@@ -110,7 +111,7 @@ impl<S: ReadMemory> HistogramSource<'_, S> {
                 bytes: start..end,
             });
         }
-        // They are looked through only if they are asked for: most readings are followed by another before that.
+        // The buckets are parsed only if they are asked for: most readings are replaced by another one before that.
         let read = data_source::read_pieces(self.pid, self.source, &places)?;
         all.read.push(read);
         all.copies.append(&mut copies);
@@ -337,7 +338,7 @@ mod tests {
             (sum.len(), sum[0].count(), sum[0].untyped()),
             (3, 4, 2 * untyped("a"))
         );
-        // Those of keys are read in another way, and without expressions there are none.
+        // Histograms of keys are read in another way, and without expressions there are none.
         for other in [Observation::new().count(Selector::All), asked_by_key()] {
             let program = Arc::new(program_with_arguments(&[("a", "8@%rdi")]));
             let plan = ObservationPlan::of(&other, program, Arc::default()).unwrap();

@@ -37,7 +37,7 @@ use crate::sys::ticks::TickMeasurement;
 #[derive(Clone)]
 pub struct KeyedTimes {
     recorded: Option<RecordedTimes>,
-    /// Those of `recorded`, once they are asked for.
+    /// The keys of `recorded`, once they are asked for.
     keys: OnceLock<Vec<KeyedTime>>,
     other: Times,
     untyped: Times,
@@ -186,7 +186,7 @@ impl RecordedTimes {
     }
 }
 
-/// Returns them, those with the most time first.
+/// Returns the keys, those with the most time first.
 fn longest_first(keys: impl Iterator<Item = KeyedTime>) -> Vec<KeyedTime> {
     let mut keys: Vec<KeyedTime> = keys.collect();
     keys.sort_by(|one, other| {
@@ -200,7 +200,7 @@ fn longest_first(keys: impl Iterator<Item = KeyedTime>) -> Vec<KeyedTime> {
 fn times(histogram: &ValueHistogram, layout: ValuesLayout, nanoseconds: f64) -> Times {
     let counts = histogram.buckets().iter().map(|bucket| {
         let least = bucket.least.unwrap_or(0);
-        // Fewer only if something has written over the table.
+        // It is less than that only if something has overwritten the table.
         let number = layout.bucket(least, None);
         let number = number.saturating_sub(layout.negative());
         (number, bucket.count)

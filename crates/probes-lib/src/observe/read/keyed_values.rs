@@ -38,7 +38,7 @@ use crate::observe::read::values::ValueHistogram;
 #[derive(Clone, Default)]
 pub struct KeyedHistograms {
     recorded: Option<RecordedHistograms>,
-    /// Those of `recorded`, once they are asked for.
+    /// The keys of `recorded`, once they are asked for.
     keys: OnceLock<Vec<KeyedHistogram>>,
     other: ValueHistogram,
     untyped: u64,
@@ -100,7 +100,7 @@ impl KeyedHistograms {
     }
 
     /// Returns how many hits have no value or no key, because an argument does not have the type that the expression
-    /// needs, or memory could not be read; or of how many it is not known whether they are meant.
+    /// needs, or memory could not be read. Those for which a filter has no answer are among them.
     pub fn untyped(&self) -> u64 {
         self.untyped
     }
@@ -144,7 +144,7 @@ impl fmt::Debug for KeyedHistograms {
 #[derive(Clone)]
 pub(super) struct RecordedHistograms {
     table: KeyTable,
-    /// Those of slots, and those that belong to none.
+    /// The histograms of slots, and those that belong to no slot.
     pub(super) histograms: HistogramCopies,
 }
 
@@ -174,7 +174,7 @@ impl RecordedHistograms {
             layout: plan.shared.values,
             linear: plan.linear,
         };
-        // Those of times have no sign.
+        // Times have no sign.
         let is_signed = !plan.times_by_key;
         let others = [
             (histograms::OTHER, false),
@@ -191,7 +191,7 @@ impl RecordedHistograms {
     pub(super) fn of_keys(&self) -> HashMap<Vec<Key>, ValueHistogram> {
         let mut all: HashMap<Vec<Key>, ValueHistogram> = HashMap::new();
         for (number, values) in self.histograms.histograms() {
-            // Those of no slot have none.
+            // Histograms that belong to no slot have no key.
             if let Some(key) = self.table.key(number) {
                 add(&mut all, key, &values);
             }

@@ -17,7 +17,7 @@ use crate::observe::read::ring::word;
 use crate::observe::role::KeyKind;
 
 /// How often hits had each key ([`Observation::by`](crate::Observation::by)). The hits of all keys, those of other keys
-/// and those without a key add up to all hits that are meant.
+/// and those without a key add up to all hits, except those that a filter excludes.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};
@@ -34,13 +34,14 @@ use crate::observe::role::KeyKind;
 #[derive(Clone, Default)]
 pub struct KeyedCounts {
     table: Option<KeyTable>,
-    /// Those in the table, once they are asked for.
+    /// The keys in the table, once they are asked for.
     keys: OnceLock<Vec<KeyedCount>>,
     other: u64,
     untyped: u64,
 }
 
-/// The table of keys as it was in a process. A process is read often, in case it exits, and most readings are not shown.
+/// The table of keys as it was in a process. A process is read often, in case it exits, and most readings are not
+/// shown.
 #[derive(Clone)]
 pub(super) struct KeyTable {
     slots: Vec<u8>,
@@ -60,7 +61,7 @@ pub struct KeyedCount {
     pub hits: u64,
 }
 
-/// What an expression was at a hit.
+/// The value of an expression of a key at a hit.
 ///
 /// ```
 /// use probes_lib::Key;
@@ -189,7 +190,7 @@ impl KeyedCounts {
             return Ok(None);
         };
         let mut counts = KeyedCounts::default();
-        // Before the keys: of the hits meanwhile, those with a key are counted, and the others the next time.
+        // Read before the keys: a hit that comes in between is counted if it has a key, and otherwise the next time.
         (counts.other, counts.untyped) = read_keyed_hits(pid, source, plan, arenas)?;
         counts.table = Some(KeyTable::read(pid, source, plan, sharing)?);
         Ok(Some(counts))
@@ -248,7 +249,8 @@ impl KeyTable {
     }
 }
 
-/// Adds up the hits of equal keys. Returns those that have any: those with most hits first, those with equally many by themselves.
+/// Adds up the hits of equal keys. Returns those that have any: those with most hits first, those with equally many in
+/// the order of the keys.
 fn most_first(counts: impl Iterator<Item = KeyedCount>) -> Vec<KeyedCount> {
     let mut sums: HashMap<Vec<Key>, u64> = HashMap::new();
     for KeyedCount { key, hits } in counts.filter(|it| it.hits > 0) {

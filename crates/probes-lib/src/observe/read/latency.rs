@@ -17,7 +17,8 @@ use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
 use crate::sys::ticks::TickMeasurement;
 
-/// How many events have to seem to move between threads: exceptions and threads that exit leave single starts and stops.
+/// At least so many events have to seem to move between threads: exceptions and threads that exit also leave single
+/// starts and stops.
 const MIN_MOVED: u64 = 8;
 
 /// The times from the hits of one probe to those of another, in the same thread, or with the same key
@@ -137,17 +138,17 @@ impl Latency {
     /// Returns how many stops came while an earlier start of their stack frame waited, and no numbers told which of the
     /// starts has ended. Either events interleave, or an exception has left that start without a stop.
     ///
-    /// Of pairs by key ([`Observation::match_by`](crate::Observation::match_by)), how many starts had the key of a
-    /// start that waited, which then has no stop. Either several events under way had one key, or an exception has left
-    /// that start without a stop.
+    /// For pairs by key ([`Observation::match_by`](crate::Observation::match_by)), returns how many starts had the key
+    /// of a start that waited, which then has no stop. Either several events under way had one key, or an exception has
+    /// left that start without a stop.
     pub fn doubtful(&self) -> u64 {
         self.doubtful
     }
 
-    /// Returns how many events at least seem to start in one thread and stop in another, because more stops than there are
-    /// times have no start in their thread, and as many starts no stop. If there are any, **none of the times can be
-    /// trusted**: other stops may have ended starts of their thread that are not theirs. Zero if
-    /// there are less than eight.
+    /// Returns how many events at least seem to start in one thread and stop in another: more stops than there are
+    /// times have no start in their thread, and as many starts have no stop. If there are any, **none of the times can
+    /// be trusted**: other stops may have ended starts of their thread that are not theirs. Zero if there are less than
+    /// eight.
     ///
     /// One start and one stop of each thread do not count: an event may have been under way when the observation began
     /// or ended.
@@ -155,9 +156,9 @@ impl Latency {
         self.moved
     }
 
-    /// Returns whether it is certain to be noticed that events interleave, or move between threads: stops find their starts
-    /// by a key, or both probes have an argument of one name, which was an OCaml int at all stops. Else
-    /// [`interleaved`](Self::interleaved) and [`moved`](Self::moved) may be 0 though events do.
+    /// Returns whether events that interleave, or move between threads, are certain to be noticed: stops find their
+    /// starts by a key, or both probes have an argument of one name, which was an OCaml int at all stops. Otherwise
+    /// [`interleaved`](Self::interleaved) and [`moved`](Self::moved) may be 0 although events do.
     pub fn are_told_apart(&self) -> bool {
         self.by_key || self.are_told_apart
     }
@@ -173,16 +174,18 @@ impl Latency {
         self.untyped
     }
 
-    /// Returns how many starts and stops of pairs by key have no key, because it is an expression without an answer. They
-    /// are left out. If that was the stop of one event and the start of the next with its key, both are taken for one.
+    /// Returns how many starts and stops of pairs by key have no key, because its expression has no answer. They are
+    /// left out. If they are the stop of one event and the start of the next one with the same key, the two events are
+    /// measured as one.
     pub fn without_key(&self) -> u64 {
         self.without_key
     }
 
-    /// Returns whether the times can be trusted: `Some(false)` if events interleave ([`interleaved`](Self::interleaved)) or move
-    /// between threads ([`moved`](Self::moved)). `None` if they may: because something points to it
-    /// ([`doubtful`](Self::doubtful)), because starts and stops of pairs by key have none ([`without_key`](Self::without_key)), or
-    /// because it might not be noticed ([`are_told_apart`](Self::are_told_apart)).
+    /// Returns whether the times can be trusted: `Some(false)` if events interleave
+    /// ([`interleaved`](Self::interleaved)) or move between threads ([`moved`](Self::moved)). `None` if they may do so:
+    /// because something points to it ([`doubtful`](Self::doubtful)), because starts or stops of pairs by key have no
+    /// key ([`without_key`](Self::without_key)), or because it might not be noticed
+    /// ([`are_told_apart`](Self::are_told_apart)).
     pub fn is_trusted(&self) -> Option<bool> {
         if self.interleaved.max(self.moved) > 0 {
             return Some(false);
@@ -234,7 +237,8 @@ impl Latency {
         let moved =
             total(unmatched().map(but_one)).min(total(each(slot::UNMATCHED_STOPS).map(but_one)));
         let measured = counts.iter().copied().fold(0, u64::saturating_add);
-        // Of a probe with itself, each hit ends the one before. Of a range, not all pairs are among the times.
+        // If a probe is paired with itself, each hit ends the one before. If only times of a range are
+        // recorded, not all pairs are among the times.
         let is_one_probe = planned.start == planned.stop;
         let is_told = data.waiting.is_none() && !is_one_probe && !planned.has_range;
         let have_moved = is_told && moved >= MIN_MOVED && moved > measured;
@@ -277,7 +281,7 @@ impl Latency {
             without_key: sum(slot::WITHOUT_KEY),
             by_key: data.waiting.is_some(),
             moved: if have_moved { moved } else { 0 },
-            // A number that events share tells nothing.
+            // A number that several events have does not distinguish them.
             are_told_apart: is_one_probe || (has_numbers && sum(slot::REPEATED_NUMBER) == 0),
         }
     }
@@ -302,7 +306,7 @@ struct Crossings {
     other: u64,
     unknown: u64,
     repeated: u64,
-    /// Of numbers that have one name at both ends.
+    /// Of numbers that have the same name at both ends.
     different: u64,
 }
 
@@ -337,15 +341,15 @@ pub(crate) struct PairData {
     slots: Vec<u8>,
     /// The histograms of the groups of threads that have times, each up to its longest time.
     histograms: Vec<Vec<u8>>,
-    /// Of a pair by key, how many starts wait; `None` of others.
+    /// How many starts of a pair by key wait; `None` for other pairs.
     waiting: Option<u64>,
 }
 
 /// What is read of the histogram of a group of threads that has times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HistogramPart {
-    /// Up to the longest time that a thread has noted. A time is not read as long as a shorter one has overwritten that note: a handler of
-    /// a signal may have stopped the pair, too, or a forked child that shares the data.
+    /// Up to the longest time that a thread has noted. A longer one is not read as long as a shorter time has
+    /// overwritten that note: a signal handler may have stopped the pair, too, or a forked child that shares the data.
     UpToLongest,
     Whole,
 }

@@ -67,8 +67,8 @@ impl Rings {
     ///
     /// # Errors
     ///
-    /// If a ring cannot be read. If others before it had new records, or dropped ones, and not `is_over`, these are returned instead, and
-    /// the next call fails.
+    /// If a ring cannot be read. If rings before it had new or dropped records, and not `is_over`, these are returned
+    /// instead, and the next call fails.
     pub(crate) fn read(
         &mut self,
         memory: &impl ReadMemory,
@@ -210,7 +210,8 @@ impl Rings {
             }
         }
         pieces.push((ring, &mut head[..]));
-        // One after the other: the second copy begins when the first one is made, and the head is read last.
+        // The pieces are read one after the other: the second copy begins when the first one is complete,
+        // and the head is read last.
         let read = memory.read_pieces(&mut pieces);
         read.map_err(|(_, error)| error)?;
         Ok(u64::from_le_bytes(head))
@@ -225,7 +226,7 @@ fn room_for(buffer: &mut Vec<u8>, from: usize, many: usize) -> &mut [u8] {
     &mut buffer[from..from + many]
 }
 
-/// Gives back the memory of a buffer that is larger than it needs to be for most readings.
+/// Frees the memory of a buffer that is larger than most readings need.
 fn shrink<T>(buffer: &mut Vec<T>) {
     if buffer.capacity() * size_of::<T>() > MAX_KEPT {
         *buffer = Vec::new();
@@ -442,7 +443,7 @@ mod tests {
 
     #[test]
     fn records_before_an_error_are_returned() {
-        /// Memory of which the records of the groups from this one on cannot be read, but their heads.
+        /// Memory in which the records of the groups from this one on cannot be read, but their heads can.
         struct CutMemory(Memory, usize);
 
         impl ReadMemory for CutMemory {

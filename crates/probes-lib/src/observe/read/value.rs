@@ -73,11 +73,11 @@ pub enum Value {
     },
     /// A Bigarray.
     Bigarray {
-        /// Of its elements, as in `Bigarray`: `float64`, `int8_unsigned`.
+        /// The kind of its elements, as in `Bigarray`: `float64`, `int8_unsigned`.
         kind: &'static str,
         /// Whether its layout is that of Fortran.
         is_fortran: bool,
-        /// The first four at most.
+        /// The first dimensions, four at most.
         dimensions: Vec<u64>,
         /// How many dimensions there are.
         rank: u64,
@@ -333,7 +333,7 @@ impl RecordedArgument<'_> {
 
     /// Decodes a word of C.
     fn word(&self) -> Value {
-        /// Between them are the addresses that programs usually have.
+        /// The addresses that programs usually have.
         const ADDRESSES: Range<u64> = 1 << 32..1 << 47;
         let skipped = self.value as usize % 8;
         match self.words {
@@ -380,7 +380,8 @@ fn string(words: &[u8], size: u64) -> Option<Value> {
     Some(Value::String { bytes, is_whole })
 }
 
-/// Returns the text up to the first null byte, or all of `bytes` if there is none; `None` if it is empty, or cannot be printed.
+/// Returns the text up to the first null byte, or all of `bytes` if there is none; `None` if it is empty, or cannot be
+/// printed.
 fn text(bytes: &[u8]) -> Option<Value> {
     let end = bytes.iter().position(|&byte| byte == 0);
     let bytes = &bytes[..end.unwrap_or(bytes.len())];

@@ -1,4 +1,5 @@
-//! [`ValueHistogram`]: what an expression was at the hits of a probe or function, from what the trampolines have recorded of it.
+//! [`ValueHistogram`]: the values of an expression at the hits of a probe or function, from what the trampolines have
+//! recorded of them.
 
 mod recorder;
 
@@ -9,11 +10,13 @@ use std::path::PathBuf;
 
 use crate::address::LiveAddr;
 
-/// What an expression was at the hits of a probe or function ([`Observation::histogram_of`](crate::Observation::histogram_of)).
+/// The values of an expression at the hits of a probe or function
+/// ([`Observation::histogram_of`](crate::Observation::histogram_of)).
 ///
-/// Each value is in one bucket, and the counts of buckets are exact. Unless there is a [`Linear`](crate::Linear) range, buckets have
-/// one value each up to 1,024, of either sign, and are at most 0.2 % of their least value wide; if there are more than
-/// 128 histograms, 256 and 0.8 %; if there are more than 512, 64 and 3 %. The greatest and the least value are exact.
+/// Each value is in one bucket, and the counts of buckets are exact. Unless there is a [`Linear`](crate::Linear) range,
+/// buckets have one value each up to 1,024, of either sign, and are at most 0.2 % of their least value wide; if there
+/// are more than 128 histograms, 256 and 0.8 %; if there are more than 512, 64 and 3 %. The greatest and the least
+/// value are exact.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};
@@ -30,7 +33,7 @@ pub struct ValueHistogram {
     name: String,
     function: Option<(PathBuf, LiveAddr)>,
     untyped: u64,
-    /// Those that have any, the least first.
+    /// The buckets that have values, the least first.
     buckets: Vec<ValueBucket>,
     /// The least and the greatest value.
     extremes: Option<(i128, i128)>,
@@ -75,7 +78,7 @@ pub struct ValueBucket {
     pub count: u64,
 }
 
-/// A quantile of values, as far as the buckets tell it: a range that it is certainly in.
+/// A quantile of values, as exact as the buckets allow: a range that contains it.
 ///
 /// ```
 /// use probes_lib::ValueRecorder;
@@ -153,7 +156,7 @@ impl ValueHistogram {
         }
     }
 
-    /// Returns the same, of a probe or function.
+    /// Returns it as the histogram of a probe or function.
     pub(super) fn named(
         self,
         name: String,
@@ -244,7 +247,8 @@ impl ValueHistogram {
         self.sum
     }
 
-    /// Returns the mean: that of the exact sum, or if that is not known, of the middles of the buckets. `None` without values.
+    /// Returns the mean: that of the exact sum or, if that is not known, of the middles of the buckets. `None` without
+    /// values.
     pub fn mean(&self) -> Option<f64> {
         let extremes = self.extremes?;
         let sum = self.sum.map(|sum| sum as f64).unwrap_or_else(|| {
@@ -381,7 +385,7 @@ mod tests {
 
     #[test]
     fn sums_beyond_a_word_are_exact_or_unknown() {
-        // More than 64 bits hold, in sum.
+        // Their sum has more than 64 bits.
         let most = i128::from(i64::MAX);
         let all = histogram(&[most; 9], None);
         assert_eq!(all.sum(), Some(9 * most));

@@ -9,8 +9,8 @@ use crate::process::memory::ProcessMemory;
 use crate::sys::ticks::Clock;
 
 /// The hits of one reading, decoded one after the other: for programs that look at millions of them a second, and keep
-/// none. [`Event::clone`] keeps one. Hits that are left when it is dropped are lost, and not counted; [`EventBatch::into_events`]
-/// returns them, and the slow pairs and calls.
+/// none. [`Event::clone`] keeps one. Hits that are left when it is dropped are lost, and not counted;
+/// [`EventBatch::into_events`] returns them, and the slow pairs and calls.
 ///
 /// ```no_run
 /// use probes_lib::{Observation, Options, Selector, Target};
@@ -38,7 +38,8 @@ pub struct EventBatch<'o> {
 }
 
 impl<'o> EventBatch<'o> {
-    /// Returns what `read` has read into the reader, and the memory of the process, unless it has exited.
+    /// Returns the batch that `read` reads into the reader. `read` returns what is read beside the
+    /// events, and the memory of the process, unless it has exited.
     pub(crate) fn of(
         reader: &'o mut EventReader,
         process: &'o Process,

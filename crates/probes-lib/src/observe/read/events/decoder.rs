@@ -32,7 +32,7 @@ pub(crate) enum ThreadIds {
     OfAnotherNamespace,
 }
 
-/// The process that records are of.
+/// The process whose records are decoded.
 #[derive(Clone, Copy)]
 pub(super) struct RecordedProcess<'p> {
     pub(super) process: &'p Process,
@@ -47,7 +47,7 @@ pub(super) struct RecordedProcess<'p> {
 pub(super) struct EventDecoder {
     within: Arc<Watched>,
     pub(super) layout: SharedLayout,
-    /// Of each point of the plan, how it is watched.
+    /// How each point of the plan is watched.
     pub(super) points: Vec<Option<WatchedPoint>>,
     kinds: CustomKinds,
     threads: ThreadNames,
@@ -61,7 +61,7 @@ struct CustomKinds(HashMap<u64, CustomKind>);
 #[derive(Debug)]
 struct ThreadNames {
     ids: ThreadIds,
-    /// By their ids in the namespace of the process; `None` if a thread is not found.
+    /// The ids by those in the namespace of the process; `None` if a thread is not found.
     known: HashMap<i32, Option<i32>>,
 }
 
@@ -88,7 +88,8 @@ impl EventDecoder {
         points.any(|it| !it.arguments.is_empty() || it.result.is_some())
     }
 
-    /// The ids of threads are looked for again: another thread may have the id of one that has exited.
+    /// Forgets the ids of threads, so that they are looked for again: another thread may have the id
+    /// of one that has exited.
     pub(super) fn forget_threads(&mut self) {
         self.threads.known.clear();
     }

@@ -5,8 +5,8 @@ use crate::expression::interpret::key_words;
 use crate::expression::typed::KeyPart;
 use crate::observe::read::value::RecordedArgument;
 
-/// What the key of a pair ([`Observation::match_by`](crate::Observation::match_by)) is at a hit: the stop with the same one belongs to a
-/// start, in whichever thread.
+/// The key of a pair ([`Observation::match_by`](crate::Observation::match_by)) at a hit: a stop belongs to the start
+/// with the same key, in whichever thread.
 ///
 /// ```no_run
 /// use std::collections::HashMap;
@@ -36,7 +36,7 @@ use crate::observe::read::value::RecordedArgument;
 pub struct PairKey(Box<[u64]>);
 
 impl PairKey {
-    /// Returns what a key of these parts is at a hit of which these arguments were recorded. `None` if it has no value.
+    /// Returns the key of these parts at a hit with these recorded arguments; `None` if it has no value.
     pub(super) fn of(
         parts: &[KeyPart],
         arguments: &[RecordedArgument<'_>],
@@ -104,7 +104,7 @@ mod tests {
         PairKey::of(&parts(keys), &[argument], Some(7))
     }
 
-    /// The words of a string, as so many are copied.
+    /// The words of a string, as many as are copied.
     fn string(text: &[u8]) -> (u64, Vec<u8>) {
         let size = text.len() / 8 + 1;
         let mut bytes = text.to_vec();

@@ -8,18 +8,18 @@ use crate::observe::plan::{ObservationPlan, PlannedPoint};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 
-/// Counters of some points, which all threads share; of each such point, something is known that tells what its counter means.
+/// Counters of some points, which all threads share. For each such point, an `M` says what its counter means.
 #[derive(Debug)]
 pub(super) struct PointCounters<M> {
-    /// Where those of an arena are, and which of its points have them.
+    /// For each arena, where its counters are, and which of its points have one.
     counters: Vec<(LiveAddr, Vec<Option<M>>)>,
-    /// What they said at the last reading, all together.
+    /// Their sum at the last reading.
     known: u64,
 }
 
 impl<M> PointCounters<M> {
-    /// Returns those of the points of a plan for which `meaning` returns something; the counter of the first point of an arena is the
-    /// one with the index that `first` returns.
+    /// Returns the counters of the points of a plan for which `meaning` returns something. `first` returns the index of
+    /// the counter of an arena's first point.
     pub(super) fn of(
         plan: &ObservationPlan,
         arenas: &[Arena],
@@ -44,7 +44,7 @@ impl<M> PointCounters<M> {
         self.counters.is_empty()
     }
 
-    /// Returns what was added since the last reading, if `value` tells what the number in a counter means.
+    /// Returns what was added since the last reading; `value` converts the number in a counter by its meaning.
     pub(super) fn read(
         &mut self,
         pid: i32,

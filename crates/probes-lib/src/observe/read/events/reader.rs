@@ -35,7 +35,8 @@ const READ_INTERVAL: Duration = Duration::from_millis(2);
 const QUIET_INTERVAL: Duration = Duration::from_millis(10);
 const QUIET_TIME: Duration = Duration::from_millis(100);
 
-/// The shortest time between two hits of a thread that is expected then: a ring has to have room for those between readings.
+/// The shortest expected time between two hits of a thread while it is quiet: a ring must have room for the hits
+/// between two readings.
 const QUIET_HIT: Duration = Duration::from_micros(1);
 
 /// How often more than the heads of the rings is read even if they have not changed.
@@ -51,7 +52,7 @@ pub(crate) struct EventReader {
     decoder: EventDecoder,
     has_arguments: bool,
     pages: PageTable,
-    /// From which time on pairs are slow.
+    /// The least duration of slow pairs.
     slow_from: Duration,
     began_at: Instant,
     pages_renewed_at: Instant,
@@ -59,11 +60,11 @@ pub(crate) struct EventReader {
     last_records_at: Instant,
     /// When more than the heads of the rings was last read.
     last_full_read_at: Instant,
-    /// Of calls that could not be recorded, because no registers could be saved.
+    /// Counts the calls that could not be recorded, because no registers could be saved.
     lost: PointCounters<()>,
-    /// Of hits that the filter has no answer for, if there is one.
+    /// Counts the hits that the filter has no answer for, if there is a filter.
     untyped: Option<PointCounters<()>>,
-    /// Of each point, N if every Nth hit is recorded.
+    /// Counts the hits of each point where only every Nth is recorded; the meaning is N.
     skipped: PointCounters<NonZeroU64>,
 }
 
@@ -118,14 +119,14 @@ impl EventReader {
         self.rings.heads(source).ok()
     }
 
-    /// Returns whether these heads say that nothing has come, and it is not yet time to look at everything: it is not checked
+    /// Returns whether these heads say that there are no new records, and a full reading is not due. It is not checked
     /// whether the process is still observed.
     pub(crate) fn has_nothing_new(&self, heads: Option<&Heads>) -> bool {
         !self.is_full_reading_due() && heads.is_some_and(|heads| self.rings.have_nothing_new(heads))
     }
 
-    /// Returns whether more is to be read than the rings: it is time to look at everything, or records are not all that there is, or
-    /// memory of the process is needed to decode them.
+    /// Returns whether more than the rings has to be read: a full reading is due, something is counted beside the
+    /// records, or decoding them needs the memory of the process.
     pub(crate) fn is_full_reading_needed(&self) -> bool {
         let counts = self.untyped.is_some() || !self.skipped.is_empty();
         counts || self.has_arguments || self.is_full_reading_due()
@@ -310,7 +311,7 @@ impl EventReader {
     ///
     /// # Errors
     ///
-    /// If the mappings of the process cannot be read, and those of `write`.
+    /// If the mappings of the process cannot be read, or `write` fails.
     pub(crate) fn renew_pages(
         &mut self,
         process: &Process,

@@ -8,7 +8,8 @@ use super::{Event, EventKind};
 use crate::observe::layout::shared::record;
 use crate::observe::read::ring::word;
 
-/// A pair, or a call of a function, that lasted as long as [`Observation::report_slow`](crate::Observation::report_slow) says, or longer.
+/// A pair, or a call of a function, that lasted at least as long as
+/// [`Observation::report_slow`](crate::Observation::report_slow) says.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -41,7 +42,8 @@ pub struct SlowPair {
 impl EventDecoder {
     /// Returns the slow pair of a record; `None` if it is not one that a trampoline writes.
     pub(super) fn slow_pair(&mut self, of: RecordedProcess<'_>, record: &[u8]) -> Option<SlowPair> {
-        // The record of the stop, then what was kept of the start (whose number is the index of the pair), then the stack.
+        // The record of the stop, then what was kept of the start (whose number is the index of the pair), then the
+        // stack.
         let whole = record;
         let (stop, start) = record.split_at_checked(self.layout.kept_len as usize)?;
         let (began, ended) = (word(start, record::TIME), word(stop, record::TIME));

@@ -16,12 +16,12 @@ pub(super) struct WatchedPoint {
     pub(super) is_watched: bool,
     /// Whether it is an end of pairs.
     pub(super) is_pair_end: bool,
-    /// The key of its pairs, if hits are to say it.
+    /// The key of its pairs, if it is evaluated for hits.
     pub(super) pair_key: Option<Arc<KeyRole>>,
     pub(super) arguments: Vec<ArgumentShape>,
     /// Whether returns are recorded.
     pub(super) has_results: bool,
-    /// If results are recorded, and there is one.
+    /// How its result is decoded, if results are recorded and it has one.
     pub(super) result: Option<ArgumentShape>,
     /// Whether all exits are recorded, and where calls are.
     pub(super) has_frames: bool,
@@ -95,7 +95,7 @@ pub(super) fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>
                 continue;
             };
             let role = &plan.points[index].role;
-            // Both have the same arguments.
+            // `watched` and `reported` have the same arguments.
             let sources = role.watched.as_ref().or(role.reported.as_ref());
             let sources = sources.into_iter().flat_map(|it| &it.arguments);
             let arguments = plan.program.site(site).site.arguments();

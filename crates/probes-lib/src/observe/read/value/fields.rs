@@ -69,8 +69,8 @@ fn cells_of(mut values: Vec<Value>, cells: u64) -> Value {
     }
 }
 
-/// Returns the words of the first fields of a block of this tag and size, from what was copied of it, each with the header of the block
-/// that it points to; 0 if that is not known.
+/// Returns the words of the first fields of a block of this tag and size, from what was copied of it, each with the
+/// header of the block that it points to; 0 if that is not known.
 pub(super) fn words_of_fields(tag: u8, size: u64, words: &[u8]) -> Vec<(u64, u64)> {
     let mut reader = Fields { words, at: 1 };
     let mut fields = Vec::new();
