@@ -1,5 +1,5 @@
-//! What the code of a trampoline needs to know that reads what the program had at a point ([`PointContext`]): registers
-//! that are saved, and operands in memory.
+//! [`PointContext`]: what the code of a trampoline needs to know to read what the program had at a point: saved
+//! registers, and operands in memory.
 
 use iced_x86::code_asm::{
     AsmRegister32, AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, dword_ptr, edi, edx,
@@ -30,7 +30,7 @@ pub(super) enum SavedAt {
     Pushed,
 }
 
-/// What the code needs to know that reads what the program had at a point.
+/// What code needs to know to read what the program had at a point.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PointContext {
     /// The registers that are saved; the code changes no others.
@@ -119,12 +119,12 @@ impl PointContext {
     }
 
     /// Emits a jump to `otherwise` unless an operand in memory can be read: the table of pages, which has to be valid,
-    /// and the kernel both say so. If it is in the frame of the point, one of them is enough, and the table need not be valid:
-    /// the frame is mapped, and no table has the stacks of the youngest threads yet.
+    /// and the kernel both say so. If it is in the frame of the point, one of them is enough, and the table need not be
+    /// valid: the frame is mapped, and no table has the stacks of the youngest threads yet.
     ///
     /// `unless_valid` emits a jump to `otherwise` unless the table is valid, and may use rax, rdx, rdi and r9. The code
-    /// expects the address of the shared data in rbx, or 0 if the table is not valid, and a multiple of 8 in rcx; it uses
-    /// rax, rdx, rsi, rdi and r9.
+    /// expects the address of the shared data in rbx, or 0 if the table is not valid, and a multiple of 8 in rcx; it
+    /// uses rax, rdx, rsi, rdi and r9.
     pub(super) fn unless_operand_readable(
         self,
         a: &mut CodeAssembler,
@@ -167,7 +167,7 @@ impl PointContext {
             }
             a.set_label(&mut unlisted)?;
             a.nop()?;
-            // The observer that may say that the kernel must not be asked any more has to be there.
+            // A live observer is needed: it may withdraw the permission to ask the kernel.
             unless_valid(a)?;
             a.set_label(&mut ask)?;
         } else {
@@ -178,8 +178,8 @@ impl PointContext {
         a.nop()
     }
 
-    /// Emits a jump to `otherwise` unless the kernel may be asked, and reads an operand in memory; and one to `over` if it
-    /// can. Expects and uses the same as [`PointContext::unless_operand_readable`].
+    /// Emits a jump to `otherwise` unless the kernel may be asked, and reads an operand in memory; and one to `over` if
+    /// it can. Expects and uses the same as [`PointContext::unless_operand_readable`].
     fn unless_kernel_reads(
         self,
         a: &mut CodeAssembler,

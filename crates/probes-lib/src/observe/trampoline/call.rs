@@ -5,17 +5,18 @@
 //! entry   calls whose frame is this one or an inner one (at this address or a lower one) have gone: unwound
 //!         push frame, function, time
 //! exit    calls whose frame is an inner one, or this one of another function, have gone: unwound
-//!         if the last call left is of this frame and this function, pop it: it lasted until now; else the exit is unmatched
+//!         if the last call left is of this frame and this function, pop it: it lasted until now;
+//!         else the exit is unmatched
 //! ```
 //!
-//! A signal handler that interrupts this code may call functions that are timed. So the record of a call is reserved (the
-//! depth is incremented) before it is written; its frame is written last, and cleared first of all before the record is freed. A
-//! record without a frame is incomplete.
+//! A signal handler that interrupts this code may call functions that are timed. So the record of a call is reserved
+//! (the depth is incremented) before it is written; its frame is written last, and cleared first of all before the
+//! record is freed. A record without a frame is incomplete.
 //!
-//! For self times, the time of a call that ends is added to the children of the call that has made it: the last one left on the
-//! stack. If that record is incomplete, its call has not begun yet, or has ended: then the time is that of a child of the call
-//! before, and the incomplete one begins no earlier than the child has ended. A call that was unwound or lost has no time; the
-//! one that has made it is then marked as doubtful.
+//! For self times, the time of a call that ends is added to the children of the call that has made it: the last one
+//! left on the stack. If that record is incomplete, its call has not begun yet, or has ended: then the time is that of
+//! a child of the call before, and the incomplete one begins no earlier than the child has ended. A call that was
+//! unwound or lost has no time; the one that has made it is then marked as doubtful.
 //!
 //! If times are distinguished by keys, the histogram of the key is found at the entry, and its number is in the record.
 //!
@@ -73,7 +74,7 @@ pub(super) struct TimedCalls<'r> {
     pub(super) role: &'r TimedRole,
     /// Which of its calls; `None`: all.
     pub(super) filter: Option<&'r FilterRole>,
-    /// By what times are distinguished.
+    /// The keys by which times are distinguished.
     pub(super) keys: Option<&'r KeyRole>,
     /// What is recorded of slow ones, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
@@ -235,7 +236,7 @@ fn entry(
         a.cmp(last_call(layout, call_slot::CALL_OWNER), r9)?;
         a.jne(others)?;
     }
-    // Gone, if its frame is this one or an inner one; not if it has none.
+    // The call is gone if its frame is this one or an inner one; not if it has no frame.
     a.mov(rdi, last_call(layout, call_slot::FRAME))?;
     a.dec(rdi)?;
     a.cmp(rdi, rsi)?;
@@ -272,7 +273,7 @@ fn entry(
     write_record(a, calls, reported, context)
 }
 
-/// Emits the code that writes the record of a call that was reserved in the slot at rcx, as the one after rdx others.
+/// Emits the code that writes the record of a call; the record was reserved in the slot at rcx, after rdx others.
 fn write_record(
     a: &mut CodeAssembler,
     calls: Calls<'_>,
@@ -405,8 +406,8 @@ fn drop_last(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(), IcedError> {
     free(a)
 }
 
-/// Emits the code that ends the last call, which is located, at the time in r8, and adds its time. It goes to `none` if a signal
-/// handler has freed its record.
+/// Emits the code that ends the last call, which is located, at the time in r8, and adds its time. It goes to `none` if
+/// a signal handler has freed its record.
 fn end_last(
     a: &mut CodeAssembler,
     calls: Calls<'_>,

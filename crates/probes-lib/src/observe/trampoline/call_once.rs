@@ -6,9 +6,9 @@
 //! later hits   the displaced instructions; jmp to what follows them
 //! ```
 //!
-//! So the callee never returns into the trampoline, which may be removed while it runs. The two words keep the stack
-//! aligned to 16 bytes, as the psABI wants it (3.2.2). Only registers are used that a caller does not expect to be
-//! preserved, and that hold no argument, as there are none.
+//! So the callee never returns into the trampoline, which may be removed while the callee runs. The two words keep
+//! the stack aligned to 16 bytes, as the psABI requires (3.2.2). Only registers are used that a caller does not
+//! expect to be preserved, and that hold no argument, as there are none.
 
 use iced_x86::code_asm::{CodeAssembler, eax, rax, rcx};
 use iced_x86::{Code, Instruction, Register};

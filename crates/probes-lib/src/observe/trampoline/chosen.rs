@@ -68,9 +68,9 @@ pub(super) fn filter_and_count(
     Ok(slow_paths)
 }
 
-/// Emits the code that does the same, and saves and restores registers itself, at a place that may be behind the lock
-/// `locked`. Both counters of the point are incremented by locked instructions: the first one, at `counter`, and the
-/// second one, also if the lock is not free.
+/// Emits the code that does the same as [`filter_and_count`], and saves and restores registers itself, at a place
+/// that may be behind the lock `locked`. Both counters of the point are incremented by locked instructions: the first
+/// one, at `counter`, and the second one, which also counts the hits for which the lock is not free.
 pub(super) fn count_saved(
     a: &mut CodeAssembler,
     role: &Role,

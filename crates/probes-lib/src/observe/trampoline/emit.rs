@@ -81,7 +81,7 @@ pub(super) fn add(a: &mut CodeAssembler, to: AsmRegister64, at: LiveAddr) -> Res
     by_address(a, Code::Add_r64_rm64, to.into(), at)
 }
 
-/// Subtracts it.
+/// Subtracts the word at an address, by RIP-relative addressing.
 pub(super) fn sub(
     a: &mut CodeAssembler,
     from: AsmRegister64,

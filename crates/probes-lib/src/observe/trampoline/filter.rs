@@ -1,13 +1,13 @@
-//! The code that answers an expression ([`Filter`](crate::expression::Filter)) at a hit: it goes on if the answer is
-//! yes, and jumps elsewhere if it is no, or untyped; the code that loads the integer that an expression
-//! ([`IntegerExpression`](crate::expression::IntegerExpression)) is; and the code that loads the parts of a key. The
-//! only loop is the search of the runtime's table, which is bounded.
+//! The code that evaluates an expression ([`Filter`](crate::expression::Filter)) at a hit: it goes on if the answer
+//! is yes, and jumps elsewhere if it is no, or untyped; the code that loads an integer
+//! ([`IntegerExpression`](crate::expression::IntegerExpression)); and the code that loads the parts of a key. Its
+//! loops, the search of the runtime's table and the shift of a denormal float, are bounded.
 //!
 //! Memory is read only where a table of pages says so ([`ValuePages`]): that of the runtime, or the observer's while it
 //! is valid. What cannot be read is untyped. Integers in registers need neither table. Where the runtime's is used for
-//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped; where the table lacks it,
-//! the kernel is asked. Strings of C, and arguments that may be anywhere in memory, need the observer's, valid, and the
-//! consent of the kernel.
+//! values, the observer's is used for the stack, valid or not: the frame of the point is mapped; where the table lacks
+//! it, the kernel is asked. Strings of C, and arguments that may be anywhere in memory, need the observer's, valid, and
+//! the consent of the kernel.
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeAssembler, CodeLabel, byte_ptr, di, dil, dword_ptr, eax, ecx, edi, get_xmm,
@@ -101,10 +101,10 @@ pub(super) fn integer(
     code.number(number, pool(beside_r8))
 }
 
-/// Emits the code that loads the parts of a key that arguments make, or goes to `untyped`. Of a string it loads the
-/// address of its block, or of C that of its first byte: as much of it as a key has can be read. Returns the register
-/// that holds each part. Changes the registers of [`SAVED_IF_TIMED`], but not r8 if `beside_r8`; then arguments make at
-/// most one part.
+/// Emits the code that loads the parts of a key that arguments make, or goes to `untyped`. For a string it loads the
+/// address of its block, for a string of C that of its first byte: as much of the string as a key has can be read.
+/// Returns the register that holds each part. Changes the registers of [`SAVED_IF_TIMED`], but not r8 if `beside_r8`;
+/// then arguments make at most one part.
 pub(super) fn key(
     a: &mut CodeAssembler,
     role: &KeyRole,
@@ -475,13 +475,13 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.mov(r9, qword_ptr(block - 8))
     }
 
-    /// Emits the code that makes of the header in r9 the size of the block in words: bits 10 to 55.
+    /// Emits the code that replaces the header in r9 by the size of the block in words: bits 10 to 55.
     fn size(&mut self) -> Result<(), IcedError> {
         self.a.shl(r9, 8)?;
         self.a.shr(r9, 18)
     }
 
-    /// Emits the code that loads the header of the string at `block`, and makes of it the size in r9.
+    /// Emits the code that loads the size in words of the string at `block` into r9.
     fn string(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
         self.header(block)?;
         self.a.cmp(r9b, STRING_TAG as u32)?;
@@ -740,7 +740,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         }
     }
 
-    /// Emits the code that makes of the bits of a float of 4 bytes those of the same float of 8 bytes. Uses rdi and r9.
+    /// Emits the code that converts the bits of a float of 4 bytes to those of the same float of 8 bytes. Uses rdi and
+    /// r9.
     fn widened(&mut self, float: AsmRegister64) -> Result<(), IcedError> {
         /// How many bits the larger mantissa has, and how many more than the smaller one.
         const MANTISSA: u32 = 52;
@@ -761,7 +762,7 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.mov(rdi, 1_u64 << MANTISSA)?;
         self.a.cmp(float, rdi)?;
         self.a.jae(normal)?;
-        // It is too small for the smaller exponent, and has one of the larger kind: for its first bit.
+        // A denormal: with the larger exponent it is normal, and its first bit becomes the implicit one.
         self.a.mov(edi, BIAS as u32)?;
         self.a.set_label(&mut shift)?;
         self.a.dec(rdi)?;
@@ -784,8 +785,8 @@ impl<'p, 'a> FilterCode<'p, 'a> {
         self.a.or(float, r9)
     }
 
-    /// Emits the code that makes of the bits of a float a signed integer, so that these have the order of the floats.
-    /// Goes to `no_number` if it is a NaN.
+    /// Emits the code that converts the bits of a float to a signed integer, so that the integers have the order of
+    /// the floats. Goes to `no_number` if it is a NaN.
     fn ordered(&mut self, float: AsmRegister64, no_number: CodeLabel) -> Result<(), IcedError> {
         let mut is_positive = self.a.create_label();
         let mut magnitude = self.a.create_label();

@@ -38,7 +38,7 @@ pub(super) struct FunctionPointers {
 }
 
 impl FunctionPointers {
-    /// Of a point of an arena; the arena `sharing` has the shared data.
+    /// Returns the pointers of a point of an arena; the arena `sharing` has the shared data.
     pub(super) fn of(arena: &Arena, point: usize, sharing: &Arena) -> FunctionPointers {
         FunctionPointers {
             of_point: Pointers::of(arena, point, sharing),
@@ -48,7 +48,7 @@ impl FunctionPointers {
         }
     }
 
-    /// Of a trampoline at `near`, whose length is the same wherever it and its data are.
+    /// Returns pointers for a trampoline at `near`, whose length is the same wherever it and its data are.
     fn near(near: LiveAddr, layout: SharedLayout) -> FunctionPointers {
         let (far, count) = FAR_POINTERS;
         let distance = far.0.wrapping_sub(near.0);
@@ -302,7 +302,8 @@ fn with_copy(
 
 /// Returns the trampoline at `at` of a function of which only some hits are counted, or which has a histogram, and the
 /// copy of the displaced instructions in it. If the function uses the x87 unit, registers are saved behind the lock,
-/// and the two counters of the point are incremented by locked instructions; the second one also if the lock is not free.
+/// and the two counters of the point are incremented by locked instructions; the second one also if the lock is not
+/// free.
 ///
 /// # Errors
 ///

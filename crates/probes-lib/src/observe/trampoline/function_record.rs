@@ -46,7 +46,7 @@ pub(super) struct RecordPointers {
     pub(super) layout: SharedLayout,
     /// The counter of the hits that a filter has no answer for, if they are filtered.
     pub(super) untyped: LiveAddr,
-    /// The counter of the hits of which some are recorded, if they are sampled.
+    /// The counter of the hits that samples are taken from, if hits are sampled.
     pub(super) sampled: LiveAddr,
     pub(super) saved: LockedRegisters,
 }
@@ -221,9 +221,10 @@ impl Arguments<'_> {
         a.mov(value, rdx)
     }
 
-    /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is not
-    /// static is read only if the record has text, for which the kernel may be asked. The address is computed again before
-    /// the operand is read: meanwhile, the record may have been overwritten. Uses all registers but rbx, rcx and r8.
+    /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is
+    /// not static is read only if the record has text, for which the kernel may be asked. The address is computed again
+    /// before the operand is read: meanwhile, the record may have been overwritten. Uses all registers but rbx, rcx and
+    /// r8.
     fn operand(
         &self,
         a: &mut CodeAssembler,

@@ -49,8 +49,8 @@ pub(super) fn bucket_of(a: &mut CodeAssembler, precision: u32) -> Result<(), Ice
 }
 
 /// Emits the code that adds one to the bucket in rdx of the histogram of the thread's group. Expects the address of the
-/// shared data in rbx; leaves in rax how far the data of the group are from those of the first one, added to that
-/// address. The code uses rcx.
+/// shared data in rbx; leaves in rax that address plus the distance of the group's data from those of the first group.
+/// The code uses rcx.
 pub(super) fn add(a: &mut CodeAssembler, histograms: Histograms) -> Result<(), IcedError> {
     if histograms.group_bits == 0 {
         a.mov(rax, rbx)?;

@@ -234,7 +234,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         }
     }
 
-    /// Emits the code that does so with a string of C. It may become longer meanwhile.
+    /// Emits the code of [`KeyCode::words`] for a string of C. The string may become longer meanwhile.
     fn bytes_of_c(&mut self, first: AsmRegister64) -> Result<(), IcedError> {
         let mut next = self.a.create_label();
         let mut known = self.a.create_label();
@@ -249,7 +249,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.add(r9d, text::OF_C as i32)
     }
 
-    /// Emits the code that does so with a string of OCaml.
+    /// Emits the code of [`KeyCode::words`] for a string of OCaml.
     fn words_of_block(&mut self, block: AsmRegister64) -> Result<(), IcedError> {
         let mut known = self.a.create_label();
         let mut longer = self.a.create_label();
@@ -283,7 +283,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         }
     }
 
-    /// Emits the code that does so with a string of C. Of its last word, no byte more is read.
+    /// Emits the code of [`KeyCode::for_each_word`] for a string of C. No byte after the end of the string is read.
     fn for_each_word_of_c(
         &mut self,
         first: AsmRegister64,
@@ -325,7 +325,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
         self.a.nop()
     }
 
-    /// Emits the code that does so with a string of OCaml.
+    /// Emits the code of [`KeyCode::for_each_word`] for a string of OCaml.
     fn for_each_word_of_block(
         &mut self,
         block: AsmRegister64,
@@ -393,7 +393,7 @@ impl<'r, 'a> KeyCode<'r, 'a> {
 
         self.a.set_label(&mut same)?;
         self.compare(is_other)?;
-        // What follows is at this label.
+        // The code that follows is at this label.
         self.a.set_label(&mut found)
     }
 

@@ -31,7 +31,7 @@ pub(super) struct Ends<'r> {
     pub(super) marks: &'r Marks,
     pub(super) key: Option<&'r KeyRole>,
     pub(super) filter: &'r PairFilter,
-    /// What times are distinguished by, at a stop (`latency -by`).
+    /// The keys by which times are distinguished, at a stop (`latency -by`).
     pub(super) time_keys: Option<&'r KeyRole>,
     /// What is recorded of slow pairs, if they are reported.
     pub(super) reported: Option<&'r WatchRole>,
@@ -87,7 +87,7 @@ enum StartKind {
 }
 
 impl Ends<'_> {
-    /// Those of a role.
+    /// Returns the ends of a role.
     pub(super) fn of(role: &Role) -> Ends<'_> {
         Ends {
             ends: &role.ends,
@@ -183,8 +183,8 @@ impl Ends<'_> {
 
     /// Emits the code of a start, or of a stop that belongs to the last start of its thread. Expects the address of the
     /// shared data in rbx and the time in rsi, and preserves them. Goes to `over` if the thread has no slot, or the
-    /// stop has no start, or its time is not recorded. After a stop, if slow pairs are reported, the slot is at rdi, and
-    /// the time of the start in r9.
+    /// stop has no start, or its time is not recorded. After a stop, if slow pairs are reported, the slot is at rdi,
+    /// and the time of the start in r9.
     fn nested_end(
         self,
         a: &mut CodeAssembler,
@@ -231,8 +231,8 @@ impl Ends<'_> {
         Ok(())
     }
 
-    /// Emits the code that counts a hit in `fields` of the slot of each of its ends. Leaves the address of the shared data in
-    /// rbx and the time in rsi.
+    /// Emits the code that counts a hit in `fields` of the slot of each of its ends. Leaves the address of the shared
+    /// data in rbx and the time in rsi.
     fn count(
         self,
         a: &mut CodeAssembler,

@@ -64,8 +64,8 @@ pub(super) fn len(role: &Role, layout: SharedLayout) -> Result<u64, DoesNotFit> 
     Ok((code.len() as u64 + TAIL_LEN).next_multiple_of(LINE))
 }
 
-/// Returns the trampoline at `at`, `len` bytes long, of a point that is disabled. `recording` returns the code before its tail, whose
-/// address it is given.
+/// Returns the trampoline at `at`, `len` bytes long, of a point that is disabled. `recording` returns the code before
+/// its tail, and is given the address of the tail.
 pub(super) fn code(
     at: LiveAddr,
     len: u64,
@@ -123,7 +123,7 @@ pub(super) fn recording(
     save(&mut a, &others)?;
     let mut slow_paths = Vec::new();
     if role.chooses_records() {
-        // That comes last.
+        // `RecordedHit` counts the chosen hits, last.
     } else if role.may_be_untyped() {
         let mut over = a.create_label();
         slow_paths.extend(chosen::filter_and_count(
@@ -189,7 +189,7 @@ fn restore(a: &mut CodeAssembler, registers: &[SavedRegister]) -> Result<(), Ice
     registers.try_for_each(|(register, copy)| a.movq(*register, *copy))
 }
 
-/// What decides, before anything else is done with a hit, whether it is recorded: if it is not, only a few registers are saved.
+/// What decides first whether a hit is recorded: if it is not, only a few registers are saved.
 #[derive(Clone, Copy)]
 enum FirstCheck<'r> {
     Filter(&'r FilterRole),
@@ -229,7 +229,7 @@ struct RecordedHit<'r> {
 }
 
 impl RecordedHit<'_> {
-    /// Emits the code that records it, and, if a filter chooses hits here, does with the chosen ones what else is done with them.
+    /// Emits the code that records it and, if a filter chooses hits here, also counts the chosen ones.
     fn emit(
         self,
         a: &mut CodeAssembler,

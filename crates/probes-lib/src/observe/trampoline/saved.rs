@@ -173,7 +173,7 @@ impl Saving {
         a.set_label(&mut taken)
     }
 
-    /// Returns what the code needs to know that reads what they held when they were saved.
+    /// Returns the context for code that reads what the registers held when they were saved.
     pub(super) fn context(&self, shared: LiveAddr, layout: SharedLayout) -> PointContext {
         let registers = self.locked.registers();
         PointContext {

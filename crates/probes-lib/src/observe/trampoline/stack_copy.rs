@@ -69,9 +69,9 @@ pub(super) struct StackCopy {
     pub(super) is_from_start: bool,
 }
 
-/// Emits the code that takes the place for stacks of the record at rcx, if stacks are copied, and goes to `taken` if another thread
-/// still uses it: that thread was preempted there, while others of its group filled the ring once, and it
-/// relies on what it has stored there. Uses rax and rdx.
+/// Emits the code that takes the place for stacks of the record at rcx, if stacks are copied, and goes to `taken` if
+/// another thread still uses it: that thread was preempted there, while others of its group filled the ring once, and
+/// it relies on what it has stored there. Uses rax and rdx.
 pub(super) fn take(
     a: &mut CodeAssembler,
     layout: SharedLayout,
@@ -87,7 +87,7 @@ pub(super) fn take(
     a.jne(taken)
 }
 
-/// Emits the code that gives the place for stacks back, once the record has its number. Sets the label `taken` after that
+/// Emits the code that releases the place for stacks, once the record has its number. Sets the label `taken` after that
 /// code: a record whose place is in use by another thread gets no number, and counts as dropped.
 pub(super) fn give_back(
     a: &mut CodeAssembler,
@@ -104,8 +104,8 @@ pub(super) fn give_back(
 }
 
 impl StackCopy {
-    /// Emits the code, for a place that is taken. Expects the address of the shared data in rbx, and that of the record in
-    /// rcx. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
+    /// Emits the code, for a place that is taken. Expects the address of the shared data in rbx, and that of the record
+    /// in rcx. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
     pub(super) fn emit(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         self.context.load(a, rax, Register::RBX)?;
         a.mov(self.field(RBX), rax)?;

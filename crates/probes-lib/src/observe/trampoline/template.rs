@@ -63,7 +63,8 @@ fn of_thread(a: &mut CodeAssembler, pointers: CountPointers) -> Result<CodeLabel
     Ok(displaced)
 }
 
-/// The same in a row of the domain, whose state is in r14 in all OCaml code.
+/// Emits the code that counts a hit in a row of the domain, whose state is in r14 in all OCaml code; returns the same as
+/// [`of_thread`].
 fn of_domain(a: &mut CodeAssembler, pointers: CountPointers) -> Result<CodeLabel, IcedError> {
     let mut displaced = a.create_label();
     let mut is_other = a.create_label();
@@ -192,8 +193,8 @@ impl CountTemplate {
         self.split
     }
 
-    /// Returns the code at `at` that counts a hit of the point with this index, the site of a probe, and jumps to `tail`; `None` as with
-    /// [`CountTemplate::around`].
+    /// Returns the code at `at` that counts a hit of the point with this index, the site of a probe, and jumps to
+    /// `tail`; `None` as with [`CountTemplate::around`].
     ///
     /// # Errors
     ///

@@ -46,9 +46,8 @@ pub(super) fn clear(a: &mut CodeAssembler, layout: CallsLayout) -> Result<(), Ic
 }
 
 /// Emits the code that frees the record of the last call, which was cleared: it decrements the depth, which is in rdx.
-/// It clears ZF if the depth has changed meanwhile: a signal handler on a stack at higher addresses, for which the
-/// calls of this stack have the frames of inner ones, has taken them for unwound, and freed their records. The code
-/// uses rax.
+/// It clears ZF if the depth has changed meanwhile: a signal handler on a stack at higher addresses, to which the
+/// calls of this stack look like inner ones, has taken them for unwound, and freed their records. The code uses rax.
 pub(super) fn free(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.mov(rax, rdx)?;
     a.dec(edx)?;

@@ -42,8 +42,8 @@ pub(super) fn add_self_time(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(
 /// Emits the code that ends the last call, which is located and ended at the time in r8, and adds how long it lasted to
 /// the children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of
 /// the slot in r9, with the depth from bit [`DEPTH_AT`] on: the caller frees the record once it has counted the times.
-/// Until then the record is incomplete: if a signal handler that interrupts this never returns, it shows that they may
-/// be missing. If `is_doubted`, a self time that may be wrong is counted as doubtful.
+/// Until then the record is incomplete: if a signal handler that interrupts this never returns, the incomplete record
+/// shows that the times may be missing. If `is_doubted`, a self time that may be wrong is counted as doubtful.
 fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;

@@ -13,8 +13,8 @@ use crate::observe::layout::calls::{CallsLayout, call_slot};
 use crate::observe::layout::shared::SharedLayout;
 use crate::observe::role::{StackKind, TimedRole};
 
-/// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of ticks old,
-/// about a second: an exception may have ended the fiber and its calls.
+/// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of
+/// ticks old, about a second: an exception may have ended the fiber and its calls.
 const ABANDONED_BITS: u32 = 32;
 
 /// Emits the code that loads the owner of the stack into rdi (and, if that is a fiber, into r9), the frame into rsi,
@@ -52,8 +52,8 @@ pub(super) fn find_slot(
     a.cmp(word_at(rcx, call_slot::OWNER), rdi)
 }
 
-/// Emits the code that searches the slots after that at rcx for the owner in rdi. If it has one, the code jumps to `found` with
-/// the slot's address in rcx.
+/// Emits the code that searches the slots after that at rcx for the owner in rdi. If it has one, the code jumps to
+/// `found` with the slot's address in rcx.
 pub(super) fn find_other_slot(
     a: &mut CodeAssembler,
     layout: CallsLayout,
@@ -69,9 +69,9 @@ pub(super) fn find_other_slot(
     a.jne(next)
 }
 
-/// Emits the code that loads the address of a slot for the owner in rdi into rcx, searching from rcx on: its own; else a free
-/// one; else the last one tried, if it is abandoned. It jumps to `lost` if there is none, and to `retry` if the slot has
-/// changed hands meanwhile.
+/// Emits the code that loads the address of a slot for the owner in rdi into rcx, searching from rcx on: its own; else
+/// a free one; else the last one tried, if it is abandoned. It jumps to `lost` if there is none, and to `retry` if the
+/// slot has changed hands meanwhile.
 pub(super) fn take_slot(
     a: &mut CodeAssembler,
     shared: (LiveAddr, SharedLayout),
@@ -96,7 +96,7 @@ pub(super) fn take_slot(
     a.jne(is_taken)?;
     a.test(rax, rax)?;
     a.je(is_free)?;
-    // That of a fiber, which may have ended, is free while it has no calls.
+    // The slot of a fiber is free while it has no calls: the fiber may have ended.
     a.test(al, 1)?;
     a.je(is_taken)?;
     a.cmp(word_at(rcx, call_slot::DEPTH), 0)?;
@@ -117,7 +117,7 @@ pub(super) fn take_slot(
     a.shl(rdx, 32)?;
     a.or(rdx, rax)?;
     a.sub(rdx, qword_ptr(rcx + (call_slot::CALLS + call_slot::TIME)))?;
-    // It began after the time was read, or on a processor whose clock is ahead.
+    // The call began after the time was read, or on a processor whose clock is ahead.
     a.jc(lost)?;
     a.shr(rdx, ABANDONED_BITS)?;
     a.je(lost)?;

@@ -48,12 +48,12 @@ pub(super) fn mark_start(
     let mut is_new = a.create_label();
     load_number(a, marks, register, context)?;
     a.mov(argument, r8d)?;
-    // Once a stop had it, the highest bit of its place is flipped: a repeat differs in no other bit.
+    // Once a stop had the number, the highest bit of its place is flipped: a repeated number differs in no other bit.
     let place = number_place();
     select_number(a, r8d)?;
     a.mov(r9d, place)?;
     a.mov(place, r8d)?;
-    // There was no number.
+    // The place was empty.
     a.test(r9d, r9d)?;
     a.je(is_new)?;
     a.xor(r9d, r8d)?;
@@ -213,9 +213,9 @@ fn count_doubt(
 /// How many starts are compared with a stop that is not in the frame of the last one.
 const MAX_COMPARED: u32 = 16;
 
-/// Goes to `otherwise`, unless the point is in the frame of an earlier start that waits, which is not that of a
-/// caller: further from the beginning of its stack than the last start, or on another stack. The code uses rdi and r8,
-/// and restores rax and rdx.
+/// Goes to `otherwise` unless the point is in the frame of an earlier start that waits, and that frame is not a
+/// caller's: it is further from the beginning of its stack than the last start, or on another stack. The code uses rdi
+/// and r8, and restores rax and rdx.
 fn find_frame(
     a: &mut CodeAssembler,
     marks: &Marks,
@@ -272,15 +272,15 @@ fn select_number(a: &mut CodeAssembler, number: AsmRegister32) -> Result<(), Ice
     hash_number(a)
 }
 
-/// Makes of the number in edi what selects its place. Numbers that follow each other get different places, as do those that differ by a
-/// power of two, such as aligned pointers.
+/// Replaces the number in edi by what selects its place. Numbers that follow each other get different places, as do
+/// those that differ by a power of two, such as aligned pointers.
 fn hash_number(a: &mut CodeAssembler) -> Result<(), IcedError> {
     a.imul_3(edi, edi, GOLDEN_RATIO)?;
     a.shr(edi, 31 - NUMBER_MASK.ilog2())?;
     a.and(edi, NUMBER_MASK)
 }
 
-/// That of the golden ratio times 2 to the 32.
+/// About 2³² divided by the golden ratio.
 const GOLDEN_RATIO: i32 = 0x9e37_79b1_u32 as i32;
 
 /// Returns the place that rdi selects.
@@ -295,7 +295,8 @@ fn locate_next(a: &mut CodeAssembler, next: i32) -> Result<(), IcedError> {
     a.add(edi, edi)
 }
 
-/// Emits the code that puts what tells the frame of the point into a register, and returns that. The code uses rdi.
+/// Emits the code that puts what identifies the frame of the point into a register, and returns the register. The
+/// code uses rdi.
 fn frame(
     a: &mut CodeAssembler,
     frame: FrameId,

@@ -33,8 +33,8 @@ impl StartPlace {
         }
     }
 
-    /// Returns the entry of the thread's slot, which is at rcx, and of a depth in rdx: how many starts wait, without the one
-    /// that begins or ends.
+    /// Returns the entry of the thread's slot, which is at rcx, and of a depth in rdx: how many starts wait, without
+    /// the one that begins or ends.
     pub(super) fn of_slot(end: PairEnd) -> StartPlace {
         let (PairEnd::Start(pair) | PairEnd::Stop(pair)) = end;
         StartPlace {
@@ -43,8 +43,8 @@ impl StartPlace {
         }
     }
 
-    /// Emits the code that puts its address in rdx. Expects the hash of the key in r8, or the address of the slot in rcx and
-    /// the depth in rdx; and the address of the shared data in rbx. Changes rax.
+    /// Emits the code that puts its address in rdx. Expects the hash of the key in r8, or the address of the slot in
+    /// rcx and the depth in rdx; and the address of the shared data in rbx. Changes rax.
     fn find(self, a: &mut CodeAssembler, layout: SharedLayout) -> Result<(), IcedError> {
         if self.is_by_key {
             a.mov(rax, r8)?;
@@ -65,9 +65,9 @@ impl StartPlace {
     }
 }
 
-/// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi; preserves rbx and
-/// r8, and leaves in rsi the time of the start: that is taken when the arguments have been copied, so that the pair does
-/// not include how long that takes.
+/// Emits the code that keeps a start. Expects the address of the shared data in rbx and the time in rsi; preserves rbx
+/// and r8, and leaves in rsi the time of the start: that is taken when the arguments have been copied, so that the pair
+/// does not include how long that takes.
 pub(super) fn keep(
     a: &mut CodeAssembler,
     place: StartPlace,
@@ -106,8 +106,8 @@ pub(super) fn keep(
     a.nop()
 }
 
-/// Emits the code that goes to `not_slow` unless the time from the start, in r9, to the stop, in rsi, is long. Expects the
-/// address of the shared data in rbx; uses rax.
+/// Emits the code that goes to `not_slow` unless the time from the start, in r9, to the stop, in rsi, is long. Expects
+/// the address of the shared data in rbx; uses rax.
 pub(super) fn unless_slow(a: &mut CodeAssembler, not_slow: CodeLabel) -> Result<(), IcedError> {
     a.mov(rax, rsi)?;
     a.sub(rax, r9)?;
