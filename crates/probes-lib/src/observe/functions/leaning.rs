@@ -4,6 +4,7 @@
 //! that byte: the function *leans* on the next one. Both are patched together: they are on one page, which is written
 //! at once. The next function does not need the first one: its own first byte is a REX prefix, which does not matter to
 //! a jump.
+//!
 //! [`PatchPlanner::leaning`]: crate::PatchPlanner::leaning
 
 use std::io;
@@ -126,7 +127,7 @@ impl ObservedFunction {
         std::mem::swap(&mut self.best, &mut other.entry);
         std::mem::swap(&mut timing.exits, &mut other.exits);
         timing.leans = !timing.leans;
-        if is_prefixed && let Some(prefixed) = self.best.prefixed() {
+        if let Some(prefixed) = self.best.prefixed().filter(|_| is_prefixed) {
             self.best = prefixed;
         }
     }
