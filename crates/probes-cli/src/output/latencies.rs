@@ -211,7 +211,7 @@ impl Interleaving {
     fn of(latency: &Latency) -> Interleaving {
         if latency.is_trusted() == Some(false) {
             Interleaving::Seen
-        } else if latency.are_told_apart()
+        } else if latency.detects_interleaving()
             && !(latency.is_by_key() && latency.is_trusted().is_none())
         {
             Interleaving::NotSeen
@@ -253,7 +253,7 @@ impl Evidence {
             } else {
                 0
             },
-            is_unseen: may_be_wrong && !latency.are_told_apart(),
+            is_unseen: may_be_wrong && !latency.detects_interleaving(),
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::LiveAddr;
 use crate::observe::functions::ObservedFunctions;
-use crate::observe::plan::{ObservationPlan, PointOf};
+use crate::observe::plan::{ObservationPlan, PointOwner};
 use crate::process::maps::{self, Mapping};
 use crate::process::program::Program;
 
@@ -33,7 +33,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 pub struct DiscardedPatches {
     program: Arc<Program>,
     functions: Arc<ObservedFunctions>,
-    points: BTreeSet<PointOf>,
+    points: BTreeSet<PointOwner>,
 }
 
 impl DiscardedPatches {
@@ -45,7 +45,7 @@ impl DiscardedPatches {
     /// Returns the names of the probes of these sites, in order.
     pub fn probes(&self) -> impl Iterator<Item = &str> {
         let probes = self.program.probes();
-        let has_any = |site: usize| self.points.contains(&PointOf::Site(site));
+        let has_any = |site: usize| self.points.contains(&PointOwner::Site(site));
         let probes =
             probes.filter(move |probe| !self.points.is_empty() && probe.sites().any(has_any));
         probes.map(|probe| probe.name())
@@ -54,8 +54,10 @@ impl DiscardedPatches {
     /// Returns the names of the functions, in the order of their addresses.
     pub fn functions(&self) -> impl Iterator<Item = &str> {
         self.points.iter().filter_map(|point| match point {
-            PointOf::Site(_) => None,
-            PointOf::Function(function) => Some(&*self.functions.functions[*function].wanted.name),
+            PointOwner::Site(_) => None,
+            PointOwner::Function(function) => {
+                Some(&*self.functions.functions[*function].wanted.name)
+            }
         })
     }
 }
@@ -100,7 +102,7 @@ impl DiscardCheck {
         &self,
         plan: &ObservationPlan,
         addresses: &[LiveAddr],
-    ) -> Vec<(LiveAddr, PointOf)> {
+    ) -> Vec<(LiveAddr, PointOwner)> {
         if self.next.is_none() || addresses.is_empty() {
             return Vec::new();
         }
@@ -113,16 +115,16 @@ impl DiscardCheck {
     }
 
     /// Adds points whose patch is gone, unless their object is no longer mapped there.
-    pub(crate) fn add(&mut self, points: &[(LiveAddr, PointOf)], maps: &[Mapping]) {
+    pub(crate) fn add(&mut self, points: &[(LiveAddr, PointOwner)], maps: &[Mapping]) {
         let program = &self.found.program;
-        let is_loaded = |&&(address, of): &&(LiveAddr, PointOf)| {
+        let is_loaded = |&&(address, of): &&(LiveAddr, PointOwner)| {
             let mapping = maps::find(maps, address, 1);
             mapping.is_some_and(|mapping| match of {
-                PointOf::Site(site) => program.site(site).object.is_mapped_by(mapping),
-                PointOf::Function(_) => mapping.executable,
+                PointOwner::Site(site) => program.site(site).object.is_mapped_by(mapping),
+                PointOwner::Function(_) => mapping.executable,
             })
         };
-        let loaded: Vec<PointOf> = points.iter().filter(is_loaded).map(|(_, of)| *of).collect();
+        let loaded: Vec<PointOwner> = points.iter().filter(is_loaded).map(|(_, of)| *of).collect();
         self.found.points.extend(loaded);
     }
 

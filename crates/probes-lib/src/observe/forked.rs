@@ -92,7 +92,7 @@ pub(crate) struct ForkCheck {
 #[derive(Debug)]
 struct FoundChild {
     /// Whether it is assumed to execute no other program.
-    stays: bool,
+    is_settled: bool,
     /// When it has run for [`EXECUTES_WITHIN`].
     settled_at: Instant,
     /// Its table of pages, if it needs one, and its memory is certainly its own.
@@ -162,10 +162,10 @@ impl ForkCheck {
                 }
                 pids.extend(children_of(&child));
                 let known = before.remove(&(pid, start));
-                let stays = known.is_some() || age >= EXECUTES_WITHIN;
+                let is_settled = known.is_some() || age >= EXECUTES_WITHIN;
                 let found =
                     known.unwrap_or_else(|| self.new_child(pid, age, [observed.pid(), parent]));
-                self.keep((pid, start), found, stays);
+                self.keep((pid, start), found, is_settled);
             }
             // The children that were not found again, because their parent has exited.
             let Some((pid, start)) = before.keys().next().copied() else {
@@ -190,19 +190,20 @@ impl ForkCheck {
         let pages = self.pages.as_ref();
         let pages = pages.filter(|_| others.iter().all(is_own));
         FoundChild {
-            stays: false,
+            is_settled: false,
             settled_at: Instant::now() + EXECUTES_WITHIN.saturating_sub(age),
             pages: pages.map(PageTable::of_forked),
             renewed: None,
         }
     }
 
-    /// Keeps a child; whether it `stays` is known now.
-    fn keep(&mut self, child: PidAndStart, mut found: FoundChild, stays: bool) {
-        if stays && !found.stays && self.is_incomplete && self.found.pids.len() < MAX_KEPT {
+    /// Keeps a child; whether it `is_settled` is known now.
+    fn keep(&mut self, child: PidAndStart, mut found: FoundChild, is_settled: bool) {
+        if is_settled && !found.is_settled && self.is_incomplete && self.found.pids.len() < MAX_KEPT
+        {
             self.found.pids.push(child.0);
         }
-        found.stays = stays;
+        found.is_settled = is_settled;
         self.known.insert(child, found);
     }
 
@@ -253,7 +254,7 @@ impl ForkCheck {
 
 impl FoundChild {
     /// Renews the page table of a child that records with its parent and has memory of its own. If that cannot be done
-    /// now, the table stays as it is, and valid for the rest of its second.
+    /// now, the table is_settled as it is, and valid for the rest of its second.
     fn renew_pages(&mut self, child: &Process, arena: &Arena) {
         let Some(pages) = &mut self.pages else {
             return;
@@ -287,12 +288,13 @@ pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
     let now = since_boot();
     let program = process.identity_of("exe").ok();
     let is_meant = |child: &Process| {
-        let stays = start_if_only_forked(child, now).is_some_and(|(_, age)| age >= EXECUTES_WITHIN);
+        let is_settled =
+            start_if_only_forked(child, now).is_some_and(|(_, age)| age >= EXECUTES_WITHIN);
         let is_other = |program| matches!(child.identity_of("exe"), Ok(own) if own != program);
         // If that cannot be found out, the child may share the memory of the process, as a thread does.
         let has_own_memory =
             || matches!(kcmp::shares_memory(process.pid(), child.pid()), Ok(false));
-        stays && !program.is_some_and(is_other) && has_own_memory()
+        is_settled && !program.is_some_and(is_other) && has_own_memory()
     };
     let mut found = Vec::new();
     let mut pids = children(process);

@@ -81,7 +81,7 @@ pub(crate) struct ObservedFunction {
     /// The keys by which its calls are counted, or their times distinguished. The number of its name is set later.
     keys: Option<KeyRole>,
     /// Whether its hits are its returns, because an expression asks for its result.
-    pub(crate) is_asked_at_exits: bool,
+    pub(crate) evaluates_at_exits: bool,
     /// The patches of its returns, or of all its exits, if results or exits are recorded or asked for; without those
     /// that the patch of its entry displaces.
     ends: Vec<Candidate>,
@@ -297,7 +297,7 @@ impl ObservedFunctions {
 
     /// Returns addresses in the code of the executable at which no debugger sets a breakpoint, and the byte at each:
     /// one of each function that has such a byte where its entry is patched.
-    pub(crate) fn harmless_bytes(&self) -> impl Iterator<Item = (LiveAddr, u8)> {
+    pub(crate) fn bytes_to_touch(&self) -> impl Iterator<Item = (LiveAddr, u8)> {
         let functions = self.functions.iter().filter(|it| it.is_in_executable);
         functions.filter_map(|function| {
             let (site, bias) = function.site(0)?;

@@ -252,19 +252,19 @@ pub(crate) fn find_points(
         let (Some(bytes), point) = (bytes, &arena.points[index]) else {
             continue;
         };
-        let judged = point.judge(&place, bytes);
+        let classified = point.classify(&place, bytes);
         if matches!(
-            judged,
+            classified,
             PlaceState::Patched | PlaceState::PartlyPatched | PlaceState::UnderBreakpoint
         ) {
             found.patched.push(FoundPlace {
                 point: index,
                 place,
                 found: PatchBytes::of(&bytes[..place.after.len()]),
-                is_under_breakpoint: judged == PlaceState::UnderBreakpoint,
+                is_under_breakpoint: classified == PlaceState::UnderBreakpoint,
             });
         }
-        if !matches!(judged, PlaceState::Patched | PlaceState::Other) {
+        if !matches!(classified, PlaceState::Patched | PlaceState::Other) {
             found.discarded.push(point.address);
         }
     }

@@ -10,7 +10,7 @@ use crate::observe::layout::arena::{Arena, HeaderVersion};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::semaphores::{ChangedWord, SemaphoreRecord};
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOwner};
 use crate::process::maps::Mapping;
 use crate::process::tool::new_id;
 
@@ -99,8 +99,10 @@ pub(crate) fn place(
         if placing.place_near(these).is_none() {
             for planned in these {
                 match planned.of {
-                    PointOf::Function(function) => no_room.push(function),
-                    PointOf::Site(_) => return Err(Error::of_process(pid, ObserveError::NoRoom)),
+                    PointOwner::Function(function) => no_room.push(function),
+                    PointOwner::Site(_) => {
+                        return Err(Error::of_process(pid, ObserveError::NoRoom));
+                    }
                 }
             }
         }
@@ -345,7 +347,7 @@ mod tests {
                 },
             },
             role: Role::default(),
-            of: PointOf::Site(0),
+            of: PointOwner::Site(0),
             part: 0,
             changed_word: None,
         };

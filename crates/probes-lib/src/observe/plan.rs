@@ -111,7 +111,7 @@ pub(crate) struct PlannedPair {
 pub(crate) struct PlannedPoint {
     pub(crate) point: Point,
     pub(crate) role: Role,
-    pub(crate) of: PointOf,
+    pub(crate) of: PointOwner,
     /// Its number among the places of its function: 0 is the entry, all others are exits.
     pub(crate) part: usize,
     /// The semaphore, or the other word, that is changed while it is observed.
@@ -120,7 +120,7 @@ pub(crate) struct PlannedPoint {
 
 /// What a point belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum PointOf {
+pub(crate) enum PointOwner {
     /// The site with this index among those of the program.
     Site(usize),
     /// The function with this index among those that are observed.
@@ -131,16 +131,16 @@ impl PlannedPoint {
     /// Returns the index of its function, if it is at one.
     pub(crate) fn function(&self) -> Option<usize> {
         match self.of {
-            PointOf::Site(_) => None,
-            PointOf::Function(function) => Some(function),
+            PointOwner::Site(_) => None,
+            PointOwner::Function(function) => Some(function),
         }
     }
 
     /// Returns the index of its site, if it is one.
     pub(crate) fn site(&self) -> Option<usize> {
         match self.of {
-            PointOf::Site(site) => Some(site),
-            PointOf::Function(_) => None,
+            PointOwner::Site(site) => Some(site),
+            PointOwner::Function(_) => None,
         }
     }
 }
@@ -174,7 +174,7 @@ impl ObservationPlan {
             (!role.is_empty()).then(|| PlannedPoint {
                 point: Point::probe_site(placed.address, program.site(site).site.code()),
                 role,
-                of: PointOf::Site(site),
+                of: PointOwner::Site(site),
                 part: 0,
                 changed_word: None,
             })
@@ -319,7 +319,7 @@ impl ObservationPlan {
 
     /// Returns what is called once before the function of a point, if something is.
     pub(crate) fn calls_once_at(&self, planned: &PlannedPoint) -> Option<&CallOnce> {
-        let PointOf::Function(index) = planned.of else {
+        let PointOwner::Function(index) = planned.of else {
             return None;
         };
         let function = self.functions.functions.get(index)?;
@@ -330,16 +330,16 @@ impl ObservationPlan {
     /// Returns how a point of a function is patched, and the load bias of its object; `None` for the site of a probe.
     pub(crate) fn patch_site(&self, planned: &PlannedPoint) -> Option<(&PatchSite, LoadBias)> {
         match planned.of {
-            PointOf::Site(_) => None,
-            PointOf::Function(function) => self.functions.functions[function].site(planned.part),
+            PointOwner::Site(_) => None,
+            PointOwner::Function(function) => self.functions.functions[function].site(planned.part),
         }
     }
 
     /// Returns whether a point is in a function that is known to be of OCaml.
     pub(crate) fn is_of_ocaml(&self, planned: &PlannedPoint) -> bool {
         match planned.of {
-            PointOf::Site(_) => false,
-            PointOf::Function(function) => self.functions.functions[function].is_ocaml,
+            PointOwner::Site(_) => false,
+            PointOwner::Function(function) => self.functions.functions[function].is_ocaml,
         }
     }
 
@@ -509,13 +509,13 @@ fn function_points(
                         .timing()
                         .and_then(|timing| timing.reported.as_ref())
                         .map(|reported| reported.role(0, is_from_start)),
-                    exits: function.is_asked_at_exits.then_some(ExitsRole {
+                    exits: function.evaluates_at_exits.then_some(ExitsRole {
                         is_ocaml: function.is_named_ocaml,
                     }),
                     ..Role::default()
                 }
             },
-            of: PointOf::Function(index),
+            of: PointOwner::Function(index),
             part,
             changed_word: function.changed_word.filter(|_| part == 0),
         })

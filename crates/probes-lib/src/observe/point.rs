@@ -234,7 +234,7 @@ impl Point {
     }
 
     /// Returns what the bytes `found` at a place say.
-    pub(crate) fn judge(&self, place: &PatchPlace, found: [u8; PATCH_LEN]) -> PlaceState {
+    pub(crate) fn classify(&self, place: &PatchPlace, found: [u8; PATCH_LEN]) -> PlaceState {
         let PointKind::Site { .. } = self.kind else {
             // It is written at once, so that it is half patched only if another tool wrote there.
             return match PatchBytes::of(&found[..place.after.len()]) {
@@ -315,7 +315,7 @@ mod tests {
     const TRAMPOLINE: LiveAddr = LiveAddr(0x806);
 
     /// Returns the state that `found` means at the only place of a site.
-    fn judged(address: u64, found: [u8; PATCH_LEN]) -> PlaceState {
+    fn classified(address: u64, found: [u8; PATCH_LEN]) -> PlaceState {
         let point = Point {
             address: LiveAddr(address),
             ..POINT
@@ -323,7 +323,7 @@ mod tests {
         // As if the trampoline were as far away as that of POINT.
         let mut place = only(POINT.places(TRAMPOLINE));
         place.at = point.address.plus(1);
-        point.judge(&place, found)
+        point.classify(&place, found)
     }
 
     fn only(places: impl Iterator<Item = PatchPlace>) -> PatchPlace {
@@ -371,19 +371,25 @@ mod tests {
         let place = only(punned.places(TRAMPOLINE));
         assert_eq!(*place.after, [JMP, 1, 0xf8, 0xff]);
         let after = [JMP, 1, 0xf8, 0xff, 9];
-        assert_eq!(punned.judge(&place, after), PlaceState::Patched);
-        assert_eq!(punned.judge(&place, [1, 2, 3, 4, 9]), PlaceState::Unpatched);
+        assert_eq!(punned.classify(&place, after), PlaceState::Patched);
+        assert_eq!(
+            punned.classify(&place, [1, 2, 3, 4, 9]),
+            PlaceState::Unpatched
+        );
         // A breakpoint at its first byte, or at the last one, was taken away.
         for partly in [[1, 1, 0xf8, 0xff, 9], [JMP, 1, 0xf8, 4, 9]] {
-            let judged = punned.judge(&place, partly);
-            assert_eq!(judged, PlaceState::PartlyPatched);
+            let classified = punned.classify(&place, partly);
+            assert_eq!(classified, PlaceState::PartlyPatched);
         }
-        assert_eq!(punned.judge(&place, [JMP, 2, 3, 5, 9]), PlaceState::Other);
+        assert_eq!(
+            punned.classify(&place, [JMP, 2, 3, 5, 9]),
+            PlaceState::Other
+        );
         for under in [[INT3, 1, 0xf8, 0xff, 9], [JMP, 1, 0xf8, INT3, 9]] {
-            assert_eq!(punned.judge(&place, under), PlaceState::UnderBreakpoint);
+            assert_eq!(punned.classify(&place, under), PlaceState::UnderBreakpoint);
         }
         for other in [[INT3, 2, 3, 4, 9], [INT3; PATCH_LEN]] {
-            assert_eq!(punned.judge(&place, other), PlaceState::Other);
+            assert_eq!(punned.classify(&place, other), PlaceState::Other);
         }
         let island = Island {
             at: LiveAddr(0x0ff0),
@@ -405,46 +411,49 @@ mod tests {
     #[test]
     fn half_written_patch_is_recognized() {
         assert_eq!(
-            judged(0x1000, [CALL, 0, 0xf8, 0xff, 0xff]),
+            classified(0x1000, [CALL, 0, 0xf8, 0xff, 0xff]),
             PlaceState::Patched
         );
         for found in [[CMP, 0, 0xf8, 0xff, 0xff], [CMP, 0, 0x0f, 0, 0]] {
-            assert_eq!(judged(0x1000, found), PlaceState::PartlyPatched);
+            assert_eq!(classified(0x1000, found), PlaceState::PartlyPatched);
         }
-        assert_eq!(judged(0x1000, [CALL, 0, 0x0f, 0, 0]), PlaceState::Unpatched);
-        assert_eq!(judged(0x1000, [CMP, 1, 0x0f, 0, 0]), PlaceState::Other);
+        assert_eq!(
+            classified(0x1000, [CALL, 0, 0x0f, 0, 0]),
+            PlaceState::Unpatched
+        );
+        assert_eq!(classified(0x1000, [CMP, 1, 0x0f, 0, 0]), PlaceState::Other);
         // Still all original bytes: half written only if the patch crosses a page boundary.
         let own = [CMP, 0xfa, 0x0f, 0, 0];
-        assert_eq!(judged(0x1000, own), PlaceState::Unpatched);
+        assert_eq!(classified(0x1000, own), PlaceState::Unpatched);
         for (address, crosses) in [(0xffa, false), (0xffb, true), (0xffe, true), (0xfff, false)] {
             let expected = if crosses {
                 PlaceState::PartlyPatched
             } else {
                 PlaceState::Unpatched
             };
-            assert_eq!(judged(address, own), expected, "{address}");
+            assert_eq!(classified(address, own), expected, "{address}");
         }
     }
 
     #[test]
     fn discarded_second_page_leaves_a_half_patch() {
         let half = [CALL, 0, 0xf8, 0, 0];
-        assert_eq!(judged(0xffc, half), PlaceState::PartlyPatched);
-        assert_eq!(judged(0xffa, half), PlaceState::Unpatched);
+        assert_eq!(classified(0xffc, half), PlaceState::PartlyPatched);
+        assert_eq!(classified(0xffa, half), PlaceState::Unpatched);
         assert_eq!(
-            judged(0xffc, [CALL, 0xfa, 0x0f, 0, 0]),
+            classified(0xffc, [CALL, 0xfa, 0x0f, 0, 0]),
             PlaceState::Unpatched
         );
-        assert_eq!(judged(0xffc, [0xcc, 0, 0xf8, 0, 0]), PlaceState::Other);
+        assert_eq!(classified(0xffc, [0xcc, 0, 0xf8, 0, 0]), PlaceState::Other);
     }
 
     #[test]
     fn breakpoints_and_other_code_are_not_ours() {
         assert_eq!(
-            judged(0x1000, [0xcc, 0, 0xf8, 0xff, 0xff]),
+            classified(0x1000, [0xcc, 0, 0xf8, 0xff, 0xff]),
             PlaceState::Other
         );
-        assert_eq!(judged(0x1000, [CALL, 1, 2, 3, 4]), PlaceState::Other);
+        assert_eq!(classified(0x1000, [CALL, 1, 2, 3, 4]), PlaceState::Other);
     }
 
     #[test]

@@ -238,8 +238,8 @@ impl WatchRole {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WatchedFunction {
     /// What its arguments are, and its result.
-    pub(crate) words: Words,
-    pub(crate) result: Words,
+    pub(crate) words: WordKind,
+    pub(crate) result: WordKind,
     /// Whether its results are recorded: then there are points at its returns.
     pub(crate) has_results: bool,
     /// Whether only its results are recorded, not its calls.
@@ -267,7 +267,7 @@ pub(crate) enum FunctionPart {
 
 /// Values of OCaml, or anything: the kernel is asked before memory is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Words {
+pub(crate) enum WordKind {
     /// Values of OCaml.
     Values,
     /// Values of OCaml, or anything: the kernel is asked before memory is read.
@@ -278,10 +278,10 @@ pub(crate) enum Words {
     Numbers,
 }
 
-impl Words {
+impl WordKind {
     /// Whether the kernel is asked before memory is read.
     fn ask_kernel(self) -> bool {
-        matches!(self, Words::MaybeValues | Words::Text)
+        matches!(self, WordKind::MaybeValues | WordKind::Text)
     }
 }
 
@@ -872,8 +872,8 @@ mod tests {
             };
             function.asks_kernel()
         };
-        let (none, values) = (Words::Numbers, Words::Values);
-        for words in [Words::MaybeValues, Words::Text] {
+        let (none, values) = (WordKind::Numbers, WordKind::Values);
+        for words in [WordKind::MaybeValues, WordKind::Text] {
             assert!(asks(words, none, false) && asks(none, words, true));
             assert!(!asks(values, words, false));
         }

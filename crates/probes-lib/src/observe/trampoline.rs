@@ -73,7 +73,7 @@ use self::template::CountTemplates;
 use crate::address::LiveAddr;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOwner};
 use crate::observe::role::Role;
 use crate::site::NOP;
 
@@ -188,7 +188,7 @@ pub(crate) fn arena_code(
             continue;
         };
         let end = code.bytes.len() + len as usize;
-        let PointOf::Function(function) = planned.of else {
+        let PointOwner::Function(function) = planned.of else {
             return Err(DoesNotFit);
         };
         let pointers = FunctionPointers::of(arena, index, sharing);

@@ -17,7 +17,7 @@ use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
 use crate::observe::arities::Currying;
 use crate::observe::observation::Observation;
 use crate::observe::role::{
-    ArgumentFormat, ArgumentSource, FunctionPart, WatchRole, WatchedFunction, Words,
+    ArgumentFormat, ArgumentSource, FunctionPart, WatchRole, WatchedFunction, WordKind,
 };
 use crate::observe::usdt_arguments::{UsdtArgument, usdt_arguments};
 use crate::process::Process;
@@ -41,7 +41,7 @@ pub(crate) struct Watching {
 }
 
 /// What is recorded of the words that functions are passed.
-pub(crate) struct WatchedWords {
+pub(crate) struct KnownArguments {
     /// Whether trampolines may ask the kernel which memory can be read.
     may_ask_kernel: bool,
     /// How many arguments are recorded if it is not known how many there are.
@@ -57,7 +57,7 @@ pub(crate) struct WatchedWords {
     signatures: HashMap<LiveAddr, Signature>,
 }
 
-impl WatchedWords {
+impl KnownArguments {
     /// Finds out what is known of the functions of a process that are `watched`, and of those whose calls are
     /// `filtered`.
     pub(crate) fn of(
@@ -66,8 +66,8 @@ impl WatchedWords {
         functions: &Functions,
         watched: &[FunctionPlace<'_>],
         filtered: &[FunctionPlace<'_>],
-    ) -> WatchedWords {
-        let mut words = WatchedWords {
+    ) -> KnownArguments {
+        let mut words = KnownArguments {
             may_ask_kernel: false,
             unknown_arguments: observation.unknown_arguments.min(MAX_ARGUMENTS),
             has_results: observation.watches_results,
@@ -200,18 +200,18 @@ impl WatchedWords {
         };
         // OxCaml has functions whose results are no values.
         let result = if !self.may_ask_kernel {
-            Words::Numbers
+            WordKind::Numbers
         } else if is_ocaml {
-            Words::MaybeValues
+            WordKind::MaybeValues
         } else {
-            Words::Text
+            WordKind::Text
         };
         let are_values = is_ocaml && known.is_some();
         let usdt = place.selected_by.is_usdt().then(|| of_usdt(place));
         let words = if usdt.is_some() && self.may_ask_kernel {
-            Words::Text
+            WordKind::Text
         } else if are_values {
-            Words::Values
+            WordKind::Values
         } else {
             result
         };

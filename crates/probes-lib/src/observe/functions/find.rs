@@ -20,7 +20,7 @@ use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::{Marks, PairEnd, Role};
-use crate::observe::watching::WatchedWords;
+use crate::observe::watching::KnownArguments;
 use crate::patch_plan::EntryPlanner;
 use crate::process::object::UnreadableObject;
 use crate::select::function::FunctionSelector;
@@ -44,7 +44,7 @@ impl ObservedFunctions {
         } = Selection::of(&all, observation)?;
         let [_, timed, watched, counted] = &places;
         let asked = asked_places(observation, timed, counted);
-        let words = WatchedWords::of(pid, observation, &all, watched, &asked);
+        let words = KnownArguments::of(pid, observation, &all, watched, &asked);
         let (start_filter, _) = observation.asked_of_times()?;
         let questions = QuestionsByKind::of(observation, start_filter.as_ref(), &words);
         let wanted = |place: &FunctionPlace<'_>| questions.wanted(place, &kinds);
@@ -170,7 +170,7 @@ impl ObservedFunctions {
         let planned = patching.of_place(&known, asked.as_ref(), paired.as_ref());
         let place = known.place;
         let is_ocaml = known.is_ocaml();
-        let is_asked_at_exits = known.is_asked_at_exits();
+        let evaluates_at_exits = known.evaluates_at_exits();
         let wanted = WantedFunction {
             name: known.shown,
             object: path.clone(),
@@ -189,7 +189,7 @@ impl ObservedFunctions {
         self.without_results.extend(without);
         let (filter, integer, keys) = asked.unwrap_or_default();
         let paired = paired.map(|role| {
-            if !planned.are_elsewhere {
+            if !planned.at_equivalent_instruction {
                 return role;
             }
             let marks = Marks::default();
@@ -212,7 +212,7 @@ impl ObservedFunctions {
             filter,
             integer,
             keys,
-            is_asked_at_exits,
+            evaluates_at_exits,
             ends: planned.ends,
             paired: paired.map(Arc::new),
         });
@@ -290,7 +290,7 @@ fn limited<'f>(
     let places = all.places(selectors)?;
     let given = places.len();
     if given > MAX_TIMED {
-        let kind = FunctionError::TooManyTimed {
+        let kind = FunctionError::TooManyFunctions {
             given,
             most: MAX_TIMED,
         };

@@ -10,12 +10,12 @@ use crate::error::Refusal;
 use crate::functions::FunctionPlace;
 use crate::observe::fibers::ProcessStacks;
 use crate::observe::functions::Timing;
-use crate::observe::functions::wanted::{AskedOfCalls, KnownPlace, Wanted, asks_at_end};
+use crate::observe::functions::wanted::{CompiledExpressions, KnownPlace, Wanted, asks_at_end};
 #[cfg(test)]
 use crate::observe::functions::{ObservedFunction, ObservedFunctions, WantedFunction};
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes};
 use crate::observe::role::{Role, StackKind};
-use crate::observe::watching::{WatchedWords, Watching};
+use crate::observe::watching::{KnownArguments, Watching};
 #[cfg(test)]
 use crate::patch_plan::code::Code;
 use crate::patch_plan::jump::{Jump, PREFIX_LEN, SHORT_LEN};
@@ -87,7 +87,7 @@ pub(super) struct FunctionPatches {
     /// The patch of its entry.
     pub(super) best: Candidate,
     /// Whether they are at another instruction that is executed as often: the arguments of the place may not be there.
-    pub(super) are_elsewhere: bool,
+    pub(super) at_equivalent_instruction: bool,
     /// What is tried if `best` turns out not to be possible, the best one last.
     pub(super) others: Vec<OtherPatches>,
     pub(super) timing: Option<Timing>,
@@ -109,7 +109,7 @@ impl FunctionPatches {
     fn of(best: Candidate) -> FunctionPatches {
         FunctionPatches {
             best,
-            are_elsewhere: false,
+            at_equivalent_instruction: false,
             others: Vec::new(),
             timing: None,
             watching: None,
@@ -143,7 +143,7 @@ impl Patching<'_> {
     pub(super) fn of_place(
         &self,
         known: &KnownPlace<'_>,
-        asked: Option<&AskedOfCalls>,
+        asked: Option<&CompiledExpressions>,
         paired: Option<&Role>,
     ) -> std::result::Result<FunctionPatches, Refusal> {
         if known.place.function.object.is_kernels() {
@@ -151,13 +151,13 @@ impl Patching<'_> {
         }
         let asked = asked.ok_or(Refusal::NoArgument)?;
         match known.wanted {
-            Wanted::LeftAlone => Err(Refusal::SwitchesEvents),
+            Wanted::NotObserved => Err(Refusal::SwitchesEvents),
             Wanted::Timed(_, words) => {
                 let reported = words.map(|words| known.watching(words));
                 let stack = known.stack(self.stacks)?;
                 self.plan_timed(known.place, stack, known.is_ocaml(), reported)
             }
-            _ if known.is_asked_at_exits() => self.asked_at_exits(known),
+            _ if known.evaluates_at_exits() => self.asked_at_exits(known),
             _ => self.counted_or_watched(known, asked, paired),
         }
     }
@@ -183,7 +183,7 @@ impl Patching<'_> {
     fn counted_or_watched(
         &self,
         known: &KnownPlace<'_>,
-        (filter, integer, keys): &AskedOfCalls,
+        (filter, integer, keys): &CompiledExpressions,
         paired: Option<&Role>,
     ) -> std::result::Result<FunctionPatches, Refusal> {
         let mut watching = known.watched().map(|words| known.watching(words));
@@ -229,7 +229,7 @@ impl Patching<'_> {
     fn with_ends(
         &self,
         known: &KnownPlace<'_>,
-        words: &WatchedWords,
+        words: &KnownArguments,
     ) -> std::result::Result<(PatchesWithExits, Option<StackKind>), Refusal> {
         if !words.has_exits() {
             let planned = self.with_exits(known.place, PatchSite::keep_returns)?;
@@ -256,7 +256,7 @@ impl Patching<'_> {
         let other = others.find_map(|at| self.counted_at(range, at, place.offset, false).ok());
         other.map_or(planned, |other| {
             Ok(FunctionPatches {
-                are_elsewhere: true,
+                at_equivalent_instruction: true,
                 ..other
             })
         })
@@ -523,7 +523,7 @@ impl ObservedFunctions {
                 filter: None,
                 integer: None,
                 keys: None,
-                is_asked_at_exits: false,
+                evaluates_at_exits: false,
                 ends: Vec::new(),
                 paired: None,
             }

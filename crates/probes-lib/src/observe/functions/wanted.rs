@@ -13,7 +13,7 @@ use crate::observe::observation::Observation;
 use crate::observe::role::{
     ArgumentSource, FilterRole, IntegerRole, KeyRole, Marks, PairEnd, PairFilter, Role, StackKind,
 };
-use crate::observe::watching::{WatchedWords, Watching, marking_register};
+use crate::observe::watching::{KnownArguments, Watching, marking_register};
 
 /// Tells a place from others of the process.
 #[derive(PartialEq, Eq, Hash)]
@@ -47,15 +47,15 @@ pub(super) struct PlaceKinds {
 #[derive(Clone, Copy)]
 pub(super) enum Wanted<'w> {
     /// With questions: only some calls, by keys, or in a histogram.
-    Counted(Option<&'w Questions<'w>>),
+    Counted(Option<&'w CallExpressions<'w>>),
     /// With questions, only some calls; with words, slow calls are reported.
-    Timed(Option<&'w Questions<'w>>, Option<&'w WatchedWords>),
+    Timed(Option<&'w CallExpressions<'w>>, Option<&'w KnownArguments>),
     /// With questions, only some calls.
-    Watched(&'w WatchedWords, Option<&'w Questions<'w>>),
+    Watched(&'w KnownArguments, Option<&'w CallExpressions<'w>>),
     /// Nothing: it is called, and one of its instructions is executed, to switch events on.
-    LeftAlone,
+    NotObserved,
     /// These ends of pairs.
-    Paired(&'w WatchedWords, &'w [PairEnd], &'w Observation),
+    Paired(&'w KnownArguments, &'w [PairEnd], &'w Observation),
 }
 
 /// Returns what is recorded at a site of a USDT probe that is these ends of pairs. `scope` is what expressions can ask
@@ -116,12 +116,12 @@ pub(super) fn asks_at_end(role: &Role) -> bool {
 }
 
 impl<'w> Wanted<'w> {
-    fn questions(self) -> Option<&'w Questions<'w>> {
+    fn questions(self) -> Option<&'w CallExpressions<'w>> {
         match self {
             Wanted::Counted(questions)
             | Wanted::Timed(questions, _)
             | Wanted::Watched(_, questions) => questions,
-            Wanted::Paired(..) | Wanted::LeftAlone => None,
+            Wanted::Paired(..) | Wanted::NotObserved => None,
         }
     }
 }
@@ -129,10 +129,10 @@ impl<'w> Wanted<'w> {
 /// What an observation asks of the places of each kind.
 pub(super) struct QuestionsByKind<'w> {
     observation: &'w Observation,
-    words: &'w WatchedWords,
-    counted: Option<Questions<'w>>,
-    timed: Option<Questions<'w>>,
-    watched: Option<Questions<'w>>,
+    words: &'w KnownArguments,
+    counted: Option<CallExpressions<'w>>,
+    timed: Option<CallExpressions<'w>>,
+    watched: Option<CallExpressions<'w>>,
 }
 
 impl<'w> QuestionsByKind<'w> {
@@ -140,9 +140,9 @@ impl<'w> QuestionsByKind<'w> {
     pub(super) fn of(
         observation: &'w Observation,
         start_filter: Option<&'w Expression>,
-        words: &'w WatchedWords,
+        words: &'w KnownArguments,
     ) -> QuestionsByKind<'w> {
-        let questions = Questions {
+        let questions = CallExpressions {
             filter: observation.filter.as_ref(),
             histogram: observation.histogram.as_ref(),
             keys: observation.keys.as_ref(),
@@ -156,14 +156,14 @@ impl<'w> QuestionsByKind<'w> {
             observation,
             words,
             counted: asks.then_some(questions),
-            timed: asks_of_times.then_some(Questions {
+            timed: asks_of_times.then_some(CallExpressions {
                 filter: start_filter,
                 histogram: None,
                 keys: observation.time_keys.as_ref(),
                 at_exits: false,
                 words,
             }),
-            watched: observation.filter.is_some().then_some(Questions {
+            watched: observation.filter.is_some().then_some(CallExpressions {
                 histogram: None,
                 ..questions
             }),
@@ -182,7 +182,7 @@ impl<'w> QuestionsByKind<'w> {
             // Even if it is also selected for something else.
             Wanted::Counted(None)
         } else if once.is_some_and(|once| place.is_in_function_at(once.callee)) {
-            Wanted::LeftAlone
+            Wanted::NotObserved
         } else if let Some(ends) = kinds.ends.get(&key) {
             Wanted::Paired(self.words, ends, self.observation)
         } else if kinds.timed.contains(&key) {
@@ -198,7 +198,7 @@ impl<'w> QuestionsByKind<'w> {
 
 /// What is asked of calls.
 #[derive(Clone, Copy)]
-pub(super) struct Questions<'w> {
+pub(super) struct CallExpressions<'w> {
     /// Which calls are meant.
     filter: Option<&'w Expression>,
     /// The integer of their histogram.
@@ -207,16 +207,16 @@ pub(super) struct Questions<'w> {
     keys: Option<&'w Keys>,
     /// Whether these are evaluated where calls return.
     at_exits: bool,
-    words: &'w WatchedWords,
+    words: &'w KnownArguments,
 }
 
-impl Questions<'_> {
+impl CallExpressions<'_> {
     /// Returns what is asked of the calls of a function with this scope and these arguments.
     fn of_calls(
         &self,
         scope: &Scope,
         arguments: &[ArgumentSource],
-    ) -> std::result::Result<AskedOfCalls, BadExpression> {
+    ) -> std::result::Result<CompiledExpressions, BadExpression> {
         let filter = self.filter.map(|expression| {
             Ok(Arc::new(FilterRole {
                 filter: expression.filter(scope)?,
@@ -245,7 +245,7 @@ impl Questions<'_> {
     }
 }
 
-pub(super) type AskedOfCalls = (
+pub(super) type CompiledExpressions = (
     Option<Arc<FilterRole>>,
     Option<Arc<IntegerRole>>,
     Option<KeyRole>,
@@ -299,13 +299,13 @@ impl<'w> KnownPlace<'w> {
         self.place.offset == 0 && self.place.selected_by.name().is_none()
     }
 
-    pub(super) fn is_asked_at_exits(&self) -> bool {
+    pub(super) fn evaluates_at_exits(&self) -> bool {
         let questions = self.wanted.questions();
         self.is_function() && questions.is_some_and(|it| it.at_exits)
     }
 
     /// What is recorded of its calls, if they are recorded.
-    pub(super) fn watched(&self) -> Option<&'w WatchedWords> {
+    pub(super) fn watched(&self) -> Option<&'w KnownArguments> {
         match self.wanted {
             Wanted::Watched(words, _) => Some(words),
             _ => None,
@@ -313,7 +313,7 @@ impl<'w> KnownPlace<'w> {
     }
 
     /// What is recorded of its calls, if something is recorded where they end.
-    pub(super) fn watched_to_end(&self) -> Option<&'w WatchedWords> {
+    pub(super) fn watched_to_end(&self) -> Option<&'w KnownArguments> {
         let words = self.watched().filter(|_| self.is_function());
         words.filter(|it| it.has_results() || it.has_exits())
     }
@@ -321,7 +321,7 @@ impl<'w> KnownPlace<'w> {
     /// Returns whether more than its entry is patched.
     pub(super) fn needs_exits(&self) -> bool {
         let is_timed = matches!(self.wanted, Wanted::Timed(..));
-        is_timed || self.is_asked_at_exits() || self.watched_to_end().is_some()
+        is_timed || self.evaluates_at_exits() || self.watched_to_end().is_some()
     }
 
     pub(super) fn stack(&self, stacks: ProcessStacks) -> std::result::Result<StackKind, Refusal> {
@@ -331,7 +331,7 @@ impl<'w> KnownPlace<'w> {
         }
     }
 
-    fn scope(&self, words: &WatchedWords) -> (Scope, Vec<ArgumentSource>) {
+    fn scope(&self, words: &KnownArguments) -> (Scope, Vec<ArgumentSource>) {
         let (is_ocaml, may_be_ocaml) = (self.is_ocaml(), self.may_be_ocaml);
         words.scope(
             &self.shown,
@@ -343,17 +343,17 @@ impl<'w> KnownPlace<'w> {
     }
 
     /// Returns how its calls are recorded, without their results.
-    pub(super) fn watching(&self, words: &WatchedWords) -> Watching {
+    pub(super) fn watching(&self, words: &KnownArguments) -> Watching {
         let (is_ocaml, may_be_ocaml) = (self.is_ocaml(), self.may_be_ocaml);
         words.of_place(self.place, self.address, is_ocaml, may_be_ocaml)
     }
 
     /// Returns what is asked of its calls; `None` if that is an argument that it does not have.
-    pub(super) fn asked(&self) -> Result<Option<AskedOfCalls>> {
+    pub(super) fn asked(&self) -> Result<Option<CompiledExpressions>> {
         let Some(questions) = self.wanted.questions() else {
-            return Ok(Some(AskedOfCalls::default()));
+            return Ok(Some(CompiledExpressions::default()));
         };
-        let (scope, arguments) = if self.is_asked_at_exits() {
+        let (scope, arguments) = if self.evaluates_at_exits() {
             let words = questions.words;
             words.scope_of_exits(&self.shown, self.address, self.is_ocaml())
         } else {

@@ -41,7 +41,7 @@ use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::page_table::PageTable;
 use crate::observe::placement::{self, Placed};
-use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOwner};
 use crate::observe::point::PATCH_LEN;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::{DataMapping, SharedData};
@@ -479,7 +479,7 @@ impl Prepared {
     /// mapped, and the byte is read right before.
     fn copy_pages(&self, memory: &ProcessMemory) {
         let mut page = 0;
-        for (at, byte) in self.plan.functions.harmless_bytes() {
+        for (at, byte) in self.plan.functions.bytes_to_touch() {
             let mut found = [0];
             if at.0 / PAGE != page && memory.read(at, &mut found).is_ok() && found == [byte] {
                 page = at.0 / PAGE;
@@ -524,7 +524,7 @@ impl Prepared {
         let times = self
             .times
             .into_iter()
-            .flat_map(|(from, many)| [(shared::TIMES_FROM, from), (shared::TIMES_MANY, many)]);
+            .flat_map(|(from, many)| [(shared::TIMES_FROM, from), (shared::TIMES_LEN, many)]);
         let times = times.map(|(offset, ticks)| (offset, ticks.to_le_bytes().to_vec()));
         let copies_stacks = sharing.shared.stacks != StackCopies::None;
         let main_stack_end = self.main_stack_end.to_le_bytes().to_vec();
@@ -651,8 +651,8 @@ impl PlannedPatches {
         let changed = plan.functions.left_out(memory);
         let changed = changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
         let is_changed = |planned: &PlannedPoint| match planned.of {
-            PointOf::Site(_) => false,
-            PointOf::Function(function) => {
+            PointOwner::Site(_) => false,
+            PointOwner::Function(function) => {
                 let found = changed.binary_search_by_key(&function, |(index, _)| *index);
                 found.is_ok()
             }

@@ -57,7 +57,7 @@ pub(crate) const MAIN_STACK_END: u64 = 16;
 /// In the header, eight bytes each, if only times of a range are recorded: the least of them in ticks, and how many
 /// ticks the range has.
 pub(crate) const TIMES_FROM: u64 = 24;
-pub(crate) const TIMES_MANY: u64 = 32;
+pub(crate) const TIMES_LEN: u64 = 32;
 
 /// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
 /// The observer, which keeps the table up to date, may be stopped or killed.

@@ -12,7 +12,7 @@ use crate::numbers::words;
 use crate::observe::functions::{ObservedFunctions, RefusedFunction};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::rows::header;
-use crate::observe::plan::{ObservationPlan, PointOf};
+use crate::observe::plan::{ObservationPlan, PointOwner};
 use crate::observe::read::data_source;
 use crate::process::object::{Object, UnreadableObject};
 use crate::process::program::Program;
@@ -126,9 +126,9 @@ impl Counts {
                 let untyped = point.role.filter.is_some().then_some(untyped);
                 let count = PointHits { hits, untyped };
                 match point.of {
-                    PointOf::Site(site) => site_hits[site] = Some(count),
+                    PointOwner::Site(site) => site_hits[site] = Some(count),
                     // A function that is asked for its results has a point for each of its returns.
-                    PointOf::Function(function) => {
+                    PointOwner::Function(function) => {
                         let others: &mut Option<PointHits> = &mut function_hits[function];
                         *others = Some(others.map_or(count, |others| others.plus(count)));
                     }

@@ -101,7 +101,7 @@ pub struct Event {
     /// that of the entry: the frames of the callers are the same.
     pub stack: Option<CopiedStack>,
     within: Arc<Watched>,
-    of: EventOf,
+    of: EventOrigin,
 }
 
 /// What the points of events are in.
@@ -158,7 +158,7 @@ pub struct CallFrame {
 
 /// What was hit.
 #[derive(Clone, Copy, Debug)]
-enum EventOf {
+enum EventOrigin {
     /// A site of a probe.
     Site { site: usize, probe: ProbeId },
     /// The function with this index among those that are observed.
@@ -169,8 +169,8 @@ impl Event {
     /// Returns the name of its probe, or of its function as in the source; of a function without a name, its address.
     pub fn name(&self) -> &str {
         match self.of {
-            EventOf::Site { probe, .. } => self.within.program.by_id(probe).name(),
-            EventOf::Function(index) => &self.within.functions.functions[index].wanted.name,
+            EventOrigin::Site { probe, .. } => self.within.program.by_id(probe).name(),
+            EventOrigin::Function(index) => &self.within.functions.functions[index].wanted.name,
         }
     }
 
@@ -194,8 +194,8 @@ impl Event {
     /// Returns the path of the file that its site or function is in.
     pub fn path(&self) -> &Path {
         match self.of {
-            EventOf::Site { site, .. } => self.within.program.site(site).object.path(),
-            EventOf::Function(index) => &self.within.functions.functions[index].wanted.object,
+            EventOrigin::Site { site, .. } => self.within.program.site(site).object.path(),
+            EventOrigin::Function(index) => &self.within.functions.functions[index].wanted.object,
         }
     }
 
@@ -203,15 +203,15 @@ impl Event {
     /// observed.
     pub fn address(&self) -> LiveAddr {
         match self.of {
-            EventOf::Site { site, .. } => self.within.program.site(site).address(),
-            EventOf::Function(index) => self.within.functions.functions[index].wanted.address,
+            EventOrigin::Site { site, .. } => self.within.program.site(site).address(),
+            EventOrigin::Function(index) => self.within.functions.functions[index].wanted.address,
         }
     }
 
     fn live_site(&self) -> Option<LiveSite<'_>> {
         match self.of {
-            EventOf::Site { site, .. } => Some(self.within.program.site(site)),
-            EventOf::Function(_) => None,
+            EventOrigin::Site { site, .. } => Some(self.within.program.site(site)),
+            EventOrigin::Function(_) => None,
         }
     }
 }

@@ -48,7 +48,7 @@ pub struct Latency {
     without_key: u64,
     by_key: bool,
     moved: u64,
-    are_told_apart: bool,
+    detects_interleaving: bool,
 }
 
 impl Latency {
@@ -85,7 +85,7 @@ impl Latency {
         add(&mut self.untyped, other.untyped);
         add(&mut self.without_key, other.without_key);
         add(&mut self.moved, other.moved);
-        self.are_told_apart &= other.are_told_apart;
+        self.detects_interleaving &= other.detects_interleaving;
     }
 
     /// Returns the name of the probe at which times start.
@@ -159,8 +159,8 @@ impl Latency {
     /// Returns whether events that interleave, or move between threads, are certain to be noticed: stops find their
     /// starts by a key, or both probes have an argument of one name, which was an OCaml int at all stops. Otherwise
     /// [`interleaved`](Self::interleaved) and [`moved`](Self::moved) may be 0 although events do.
-    pub fn are_told_apart(&self) -> bool {
-        self.by_key || self.are_told_apart
+    pub fn detects_interleaving(&self) -> bool {
+        self.by_key || self.detects_interleaving
     }
 
     /// Returns whether stops find their starts by a key ([`Observation::match_by`](crate::Observation::match_by)).
@@ -185,12 +185,12 @@ impl Latency {
     /// ([`interleaved`](Self::interleaved)) or move between threads ([`moved`](Self::moved)). `None` if they may do so:
     /// because something points to it ([`doubtful`](Self::doubtful)), because starts or stops of pairs by key have no
     /// key ([`without_key`](Self::without_key)), or because it might not be noticed
-    /// ([`are_told_apart`](Self::are_told_apart)).
+    /// ([`detects_interleaving`](Self::detects_interleaving)).
     pub fn is_trusted(&self) -> Option<bool> {
         if self.interleaved.max(self.moved) > 0 {
             return Some(false);
         }
-        let may_be_wrong = self.without_key > 0 || !self.are_told_apart();
+        let may_be_wrong = self.without_key > 0 || !self.detects_interleaving();
         let is_known = self.doubtful == 0 && !(may_be_wrong && self.count() > 0);
         is_known.then_some(true)
     }
@@ -282,7 +282,7 @@ impl Latency {
             by_key: data.waiting.is_some(),
             moved: if have_moved { moved } else { 0 },
             // A number that several events have does not distinguish them.
-            are_told_apart: is_one_probe || (has_numbers && sum(slot::REPEATED_NUMBER) == 0),
+            detects_interleaving: is_one_probe || (has_numbers && sum(slot::REPEATED_NUMBER) == 0),
         }
     }
 }
@@ -781,7 +781,7 @@ mod tests {
         let mut pair = vec![0; PAIR_LEN as usize];
         let mut planned = pair_named("a", "b");
         let told_apart = |planned: &PlannedPair, data: &PairData| {
-            Latency::of(planned, data, 1.0).are_told_apart()
+            Latency::of(planned, data, 1.0).detects_interleaving()
         };
         assert!(!told_apart(&planned, &data(&pair)));
         planned.has_named_number = true;

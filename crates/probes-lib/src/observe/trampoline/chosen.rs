@@ -56,12 +56,12 @@ pub(super) fn filter_and_count(
             a.set_label(&mut other)?;
         }
         restore(a)?;
-        slow_paths.push(count::lookup(a, pointers.count, pointers.point)?);
+        slow_paths.push(count::count_hit(a, pointers.count, pointers.point)?);
         a.jmp(over)?;
     }
     a.set_label(&mut untyped)?;
     restore(a)?;
-    slow_paths.push(count::lookup(a, pointers.count, pointers.untyped)?);
+    slow_paths.push(count::count_hit(a, pointers.count, pointers.untyped)?);
     a.jmp(over)?;
     a.set_label(&mut is_false)?;
     restore(a)?;

@@ -64,7 +64,7 @@ impl CountPointers {
 /// Where the routine begins for OCaml code: after a short jump.
 const OF_OCAML: u64 = 2;
 
-/// The slow path of a trampoline, for hits for which [`lookup`] finds no claim.
+/// The slow path of a trampoline, for hits for which [`count_hit`] finds no claim.
 #[derive(Clone, Copy)]
 pub(super) struct SlowPath {
     /// Where the slow path begins.
@@ -75,7 +75,7 @@ pub(super) struct SlowPath {
 
 /// Emits the code that adds one to the counter of the point with this index, and uses rcx and rdx. [`emit_slow_path`]
 /// must emit the code that it jumps to, somewhere after it.
-pub(super) fn lookup(
+pub(super) fn count_hit(
     a: &mut CodeAssembler,
     pointers: CountPointers,
     point: usize,

@@ -32,7 +32,7 @@ pub(super) fn unless_in_range(
 ) -> Result<(), IcedError> {
     a.sub(time, qword_ptr(rbx + offset(shared::TIMES_FROM)))?;
     // Below the range, it is a large number without sign.
-    a.cmp(time, qword_ptr(rbx + offset(shared::TIMES_MANY)))?;
+    a.cmp(time, qword_ptr(rbx + offset(shared::TIMES_LEN)))?;
     a.jae(over)
 }
 

@@ -32,7 +32,7 @@ use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
 use crate::observe::role::{
     ArgumentFormat, ArgumentSource, FilterRole, FunctionPart, MemorySource, StackKind, WatchRole,
-    WatchedFunction, Words,
+    WatchedFunction, WordKind,
 };
 use crate::patch_plan::displaced::ExitKind;
 
@@ -166,7 +166,7 @@ fn recorded(
 pub(super) struct Arguments<'w> {
     pub(super) sources: &'w [ArgumentSource],
     pub(super) formats: &'w [ArgumentFormat],
-    pub(super) words: Words,
+    pub(super) words: WordKind,
     pub(super) context: PointContext,
 }
 
@@ -240,7 +240,7 @@ impl Arguments<'_> {
             context.operand_address(a, rdx, memory)?;
             a.mov(value, rdx)?;
             a.mov(header, layout_of::UNREAD as i32)?;
-            if self.words != Words::Text {
+            if self.words != WordKind::Text {
                 return Ok(());
             }
             let unless_valid =
@@ -279,11 +279,11 @@ fn frame(a: &mut CodeAssembler, stack: StackKind) -> Result<(), IcedError> {
 fn memory(
     a: &mut CodeAssembler,
     index: u64,
-    words: Words,
+    words: WordKind,
     context: PointContext,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
-    if words == Words::Numbers {
+    if words == WordKind::Numbers {
         return Ok(());
     }
     let mut over = a.create_label();
@@ -292,10 +292,10 @@ fn memory(
         qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE),
     )?;
     match words {
-        Words::Values => record::block(a, index, context.layout, over, fields)?,
-        Words::MaybeValues => maybe_block(a, index, context, over)?,
-        Words::Text => text(a, index, context, over)?,
-        Words::Numbers => {}
+        WordKind::Values => record::block(a, index, context.layout, over, fields)?,
+        WordKind::MaybeValues => maybe_block(a, index, context, over)?,
+        WordKind::Text => text(a, index, context, over)?,
+        WordKind::Numbers => {}
     }
     a.set_label(&mut over)?;
     a.nop()
@@ -313,12 +313,12 @@ fn text(
     let mut copy = a.create_label();
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
     a.and(rdx, -8)?;
-    unless_certain(a, 0, context, over)?;
+    unless_table_and_kernel_allow(a, 0, context, over)?;
     a.lea(rax, qword_ptr(rdx + last))?;
     a.xor(rax, rdx)?;
     a.test(eax, -(PAGE as i32))?;
     a.je(whole)?;
-    unless_certain(a, last, context, part)?;
+    unless_table_and_kernel_allow(a, last, context, part)?;
     a.set_label(&mut whole)?;
     a.mov(esi, layout_of::COPY_WORDS as u32)?;
     a.jmp(copy)?;
@@ -342,11 +342,11 @@ fn maybe_block(
     let header = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::BLOCK_HEADER);
     a.test(edx, 7)?;
     a.jne(over)?;
-    unless_certain(a, -8, context, over)?;
+    unless_table_and_kernel_allow(a, -8, context, over)?;
     record::block_header(a, index, over)?;
     // All words that a record holds are asked for, however long the block is.
-    unless_certain(a, last, context, over)?;
-    unless_certain(a, 0, context, over)?;
+    unless_table_and_kernel_allow(a, last, context, over)?;
+    unless_table_and_kernel_allow(a, 0, context, over)?;
     a.mov(rax, header)?;
     record::words_of_block(a, over)?;
     copy_words(a, index)
@@ -369,7 +369,7 @@ fn copy_words(a: &mut CodeAssembler, index: u64) -> Result<(), IcedError> {
 
 /// Emits a jump to `otherwise` unless the word at rdx + `offset` may be read: the table of pages and the kernel
 /// both say so. Uses all registers but rbx, rcx, rdx and r8.
-fn unless_certain(
+fn unless_table_and_kernel_allow(
     a: &mut CodeAssembler,
     offset: i32,
     context: PointContext,

@@ -132,7 +132,7 @@ pub(super) fn recording(
         a.set_label(&mut over)?;
         a.nop()?;
     } else if role.is_counted {
-        slow_paths.push(count::lookup(&mut a, pointers.count, pointers.point)?);
+        slow_paths.push(count::count_hit(&mut a, pointers.count, pointers.point)?);
     }
     if !role.ends.is_empty() {
         pair::ends(&mut a, Ends::of(role), pointers, context(saved))?;
@@ -272,7 +272,7 @@ impl RecordedHit<'_> {
         let role = self.role;
         let mut count = |a: &mut CodeAssembler, counter| {
             restore(a, self.saved)?;
-            slow_paths.push(count::lookup(a, pointers.count, counter)?);
+            slow_paths.push(count::count_hit(a, pointers.count, counter)?);
             Ok::<(), IcedError>(())
         };
         if role.histogram.is_none() && role.keys.is_none() {

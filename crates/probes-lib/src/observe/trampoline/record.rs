@@ -53,7 +53,7 @@ pub(super) fn end_with_stack(
     };
     copy.emit(a)?;
     end(a)?;
-    stack_copy::give_back(a, layout, &mut taken)
+    stack_copy::release(a, layout, &mut taken)
 }
 
 /// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx,

@@ -89,7 +89,7 @@ pub(super) fn take(
 
 /// Emits the code that releases the place for stacks, once the record has its number. Sets the label `taken` after that
 /// code: a record whose place is in use by another thread gets no number, and counts as dropped.
-pub(super) fn give_back(
+pub(super) fn release(
     a: &mut CodeAssembler,
     layout: SharedLayout,
     taken: &mut CodeLabel,

@@ -10,7 +10,7 @@ use iced_x86::{
     Register,
 };
 
-use super::count::{CountPointers, emit_slow_path, lookup};
+use super::count::{CountPointers, count_hit, emit_slow_path};
 use super::emit::{add, at_address, jump_to, spread_of};
 use super::{DoesNotFit, SAVED_IF_COUNTED};
 use crate::address::LiveAddr;
@@ -52,7 +52,7 @@ fn of_thread(a: &mut CodeAssembler, pointers: CountPointers) -> Result<CodeLabel
     for (register, copy) in SAVED_IF_COUNTED {
         a.movq(copy, register)?;
     }
-    let slow_path = lookup(a, pointers, 0)?;
+    let slow_path = count_hit(a, pointers, 0)?;
     for (register, copy) in SAVED_IF_COUNTED {
         a.movq(register, copy)?;
     }

@@ -567,7 +567,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
             },
         },
         role: role.clone(),
-        of: PointOf::Site(index as usize),
+        of: PointOwner::Site(index as usize),
         part: 0,
         changed_word: None,
     };

@@ -1,7 +1,7 @@
 //! [`EventBatch`]: the hits of one reading, one after the other.
 
 use super::decoder::RecordedProcess;
-use super::reader::{BesideEvents, EventReader};
+use super::reader::{EventReader, ReadingTotals};
 use super::{Event, Events};
 use crate::error::Result;
 use crate::process::Process;
@@ -34,7 +34,7 @@ pub struct EventBatch<'o> {
     /// The index of the next record.
     next: usize,
     event: Event,
-    beside: BesideEvents,
+    beside: ReadingTotals,
 }
 
 impl<'o> EventBatch<'o> {
@@ -44,7 +44,7 @@ impl<'o> EventBatch<'o> {
         reader: &'o mut EventReader,
         process: &'o Process,
         clock: Clock,
-        read: impl FnOnce(&mut EventReader) -> Result<(BesideEvents, Option<ProcessMemory>)>,
+        read: impl FnOnce(&mut EventReader) -> Result<(ReadingTotals, Option<ProcessMemory>)>,
     ) -> Result<EventBatch<'o>> {
         let (beside, memory) = read(reader)?;
         Ok(EventBatch {

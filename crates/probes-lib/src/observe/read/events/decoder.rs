@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::watched_points::{ArgumentShape, WatchedPoint, watched_points};
-use super::{CallFrame, Event, EventKind, EventOf, PairKey, Watched};
+use super::{CallFrame, Event, EventKind, EventOrigin, PairKey, Watched};
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
 use crate::observe::layout::shared::{SharedLayout, fields, record};
@@ -50,7 +50,7 @@ pub(super) struct EventDecoder {
     /// How each point of the plan is watched.
     pub(super) points: Vec<Option<WatchedPoint>>,
     kinds: CustomKinds,
-    threads: ThreadNames,
+    threads: ThreadIdMap,
 }
 
 /// The kinds of custom blocks, by the address of their operations.
@@ -59,7 +59,7 @@ struct CustomKinds(HashMap<u64, CustomKind>);
 
 /// Finds the ids of threads in our pid namespace.
 #[derive(Debug)]
-struct ThreadNames {
+struct ThreadIdMap {
     ids: ThreadIds,
     /// The ids by those in the namespace of the process; `None` if a thread is not found.
     known: HashMap<i32, Option<i32>>,
@@ -75,7 +75,7 @@ impl EventDecoder {
             layout: plan.shared,
             points: watched_points(plan),
             kinds: CustomKinds::default(),
-            threads: ThreadNames {
+            threads: ThreadIdMap {
                 ids: thread_ids,
                 known: HashMap::new(),
             },
@@ -106,7 +106,7 @@ impl EventDecoder {
             pair_key: None,
             stack: None,
             within: self.within.clone(),
-            of: EventOf::Function(0),
+            of: EventOrigin::Function(0),
         }
     }
 
@@ -207,7 +207,7 @@ impl CustomKinds {
     }
 }
 
-impl ThreadNames {
+impl ThreadIdMap {
     /// Returns the id in our pid namespace of the thread with this id in its own.
     fn get(&mut self, process: &Process, tid: i32) -> Option<i32> {
         match self.ids {

@@ -70,7 +70,7 @@ pub(crate) struct EventReader {
 
 /// What a reading has beside its events. See [`Events`].
 #[derive(Debug, Default)]
-pub(crate) struct BesideEvents {
+pub(crate) struct ReadingTotals {
     pub(super) dropped: u64,
     pub(super) skipped: u64,
     pub(super) untyped: Option<u64>,
@@ -137,11 +137,11 @@ impl EventReader {
     }
 
     /// Returns what a reading has beside its events, if there are no new records.
-    pub(crate) fn nothing(&mut self) -> BesideEvents {
+    pub(crate) fn nothing(&mut self) -> ReadingTotals {
         self.records.clear();
-        BesideEvents {
+        ReadingTotals {
             untyped: self.untyped.as_ref().map(|_| 0),
-            ..BesideEvents::default()
+            ..ReadingTotals::default()
         }
     }
 
@@ -179,7 +179,7 @@ impl EventReader {
         source: &impl ReadMemory,
         heads: Option<Heads>,
         is_over: bool,
-    ) -> Result<BesideEvents> {
+    ) -> Result<ReadingTotals> {
         let read = self.rings.read(source, heads, is_over, &mut self.records);
         read.map_err(|source| {
             let (pid, at) = (process.pid(), self.rings.shared);
@@ -188,9 +188,9 @@ impl EventReader {
         if !self.records.is_empty() {
             self.last_records_at = Instant::now();
         }
-        Ok(BesideEvents {
+        Ok(ReadingTotals {
             dropped: self.records.dropped,
-            ..BesideEvents::default()
+            ..ReadingTotals::default()
         })
     }
 
@@ -205,7 +205,7 @@ impl EventReader {
         source: &impl ReadMemory,
         heads: Option<Heads>,
         is_over: bool,
-    ) -> Result<BesideEvents> {
+    ) -> Result<ReadingTotals> {
         let records = self.read_rings(process, source, heads, is_over)?;
         self.last_full_read_at = Instant::now();
         // If the process has just exited, the records that were read still count; the next call fails.
@@ -222,7 +222,7 @@ impl EventReader {
         let skipped = or_later(self.skipped.read(pid, source, skipped))?;
         let untyped = untyped.transpose()?;
         let lost = or_later(self.lost.read(pid, source, hits))?;
-        Ok(BesideEvents {
+        Ok(ReadingTotals {
             dropped: records.dropped.saturating_add(lost),
             skipped,
             untyped,
@@ -241,7 +241,7 @@ impl EventReader {
         &mut self,
         of: RecordedProcess<'_>,
         next: &mut usize,
-        beside: &mut BesideEvents,
+        beside: &mut ReadingTotals,
         event: &mut Event,
     ) -> bool {
         while let Some(record) = self.records.get(*next) {
@@ -272,7 +272,7 @@ impl EventReader {
         &mut self,
         of: RecordedProcess<'_>,
         next: &mut usize,
-        mut beside: BesideEvents,
+        mut beside: ReadingTotals,
     ) -> Events {
         let mut events = Vec::with_capacity(self.records.count().saturating_sub(*next));
         let mut event = self.blank();

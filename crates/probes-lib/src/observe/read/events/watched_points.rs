@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::iter;
 use std::sync::Arc;
 
-use super::{EventKind, EventOf};
-use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOf};
+use super::{EventKind, EventOrigin};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOwner};
 use crate::observe::role::{ArgumentFormat, ArgumentSource, KeyRole};
 
 /// A point that is watched, and the arguments that are recorded.
 #[derive(Debug)]
 pub(super) struct WatchedPoint {
-    pub(super) of: EventOf,
+    pub(super) of: EventOrigin,
     /// Whether each of its hits is recorded, and not only those at the ends of slow pairs.
     pub(super) is_watched: bool,
     /// Whether it is an end of pairs.
@@ -61,7 +61,7 @@ pub(super) fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>
     for (index, planned) in plan.points.iter().enumerate() {
         let role = &planned.role;
         let recorded = role.watched.as_ref().or(role.reported.as_ref());
-        let (PointOf::Function(function), Some(watched)) = (planned.of, recorded) else {
+        let (PointOwner::Function(function), Some(watched)) = (planned.of, recorded) else {
             continue;
         };
         let is_c = watched.function.is_none_or(|it| !it.is_ocaml) || !watched.formats.is_empty();
@@ -77,7 +77,7 @@ pub(super) fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>
         let has_results =
             role.watched.is_none() || watched.function.is_some_and(|it| it.has_results);
         let watched = WatchedPoint {
-            of: EventOf::Function(function),
+            of: EventOrigin::Function(function),
             is_watched: role.watched.is_some(),
             is_pair_end: !role.ends.is_empty(),
             pair_key: None,
@@ -109,7 +109,7 @@ pub(super) fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>
                     is_c: false,
                 });
             let watched = WatchedPoint {
-                of: EventOf::Site {
+                of: EventOrigin::Site {
                     probe: probe.id(),
                     site,
                 },

@@ -84,10 +84,10 @@ fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Res
     a.set_label(&mut is_certain)?;
     a.mov(ebx, edx)?;
     a.dec(edx)?;
-    let begin_later = |a: &mut CodeAssembler| raise(a, layout, call_slot::NOT_BEFORE);
+    let begin_later = |a: &mut CodeAssembler| set_if_later(a, layout, call_slot::NOT_BEFORE);
     locate_parent(a, layout, role, no_parent, begin_later)?;
     a.add(last_call(layout, call_slot::CHILDREN), rsi)?;
-    raise(a, layout, call_slot::CHILD_ENDED)?;
+    set_if_later(a, layout, call_slot::CHILD_ENDED)?;
     a.set_label(&mut no_parent)?;
     a.shl(rbx, DEPTH_AT)?;
     a.lea(r9, qword_ptr(rbx + rcx))?;
@@ -97,7 +97,7 @@ fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Res
 
 /// Emits the code that sets a field of the call that is located to the time in r8, unless it holds a later one: a
 /// signal handler that interrupted this code may have set it.
-fn raise(a: &mut CodeAssembler, layout: CallsLayout, field: u64) -> Result<(), IcedError> {
+fn set_if_later(a: &mut CodeAssembler, layout: CallsLayout, field: u64) -> Result<(), IcedError> {
     let mut is_later = a.create_label();
     a.cmp(last_call(layout, field), r8)?;
     a.jae(is_later)?;

@@ -85,7 +85,7 @@ impl ExitReport<'_> {
             self.copy_stack(a, role, layout)?;
         }
         record::end(a)?;
-        stack_copy::give_back(a, layout, &mut taken)?;
+        stack_copy::release(a, layout, &mut taken)?;
 
         a.mov(rcx, rdi)?;
         a.shl(rcx, 64 - DEPTH_AT)?;

@@ -893,7 +893,7 @@ fn compiled_and_interpreted_times_agree() {
     use proptest::test_runner::{Config, TestRunner};
     use std::time::Duration;
 
-    use crate::observe::layout::shared::{TIMES_FROM, TIMES_MANY};
+    use crate::observe::layout::shared::{TIMES_FROM, TIMES_LEN};
     use crate::observe::trampoline::emit::unless_in_range;
 
     let code = finished(
@@ -955,7 +955,7 @@ fn compiled_and_interpreted_times_agree() {
                 let answer = with_puppet(|puppet| {
                     let pid = puppet.pid.as_raw();
                     poke(pid, SHARED + TIMES_FROM, &from.to_le_bytes());
-                    poke(pid, SHARED + TIMES_MANY, &many.to_le_bytes());
+                    poke(pid, SHARED + TIMES_LEN, &many.to_le_bytes());
                     puppet.execute(&code, &text, &hit).rax
                 });
                 assert_eq!(answer == 1, expected, "{time} {text}");

@@ -21,7 +21,7 @@ use crate::observe::layout::values::ValuesLayout;
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::{
     ArgumentFormat, ExitsRole, FilterRole, FunctionPart, HistogramRole, IntegerRole, KeyRole,
-    MemorySource, PairFilter, WatchedFunction, Words,
+    MemorySource, PairFilter, WatchedFunction, WordKind,
 };
 use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::Code;
@@ -249,7 +249,7 @@ fn timed_calls_are_golden() {
     );
 }
 
-fn watched_function(words: Words, part: FunctionPart) -> WatchedFunction {
+fn watched_function(words: WordKind, part: FunctionPart) -> WatchedFunction {
     WatchedFunction {
         words,
         result: words,
@@ -307,7 +307,7 @@ fn in_memory(base: Option<Register>, index: Option<(Register, u8)>, size: u8) ->
 #[test]
 fn recorded_calls_of_c_are_golden() {
     let layout = recorded_layout(StackCopies::None);
-    let of_c = watched_function(Words::Text, FunctionPart::Entry);
+    let of_c = watched_function(WordKind::Text, FunctionPart::Entry);
     let mut role = watch_role(
         of_c,
         &[
@@ -329,7 +329,7 @@ fn recorded_calls_of_c_are_golden() {
         &recorded(&role, call, false, layout),
     );
     // Operands in memory, at an instruction: registers are saved behind the lock. Some of them are read.
-    let inside = watched_function(Words::Text, FunctionPart::Inside);
+    let inside = watched_function(WordKind::Text, FunctionPart::Inside);
     let mut role = watch_role(
         inside,
         &[
@@ -347,7 +347,7 @@ fn recorded_calls_of_c_are_golden() {
         &recorded(&role, some, false, layout),
     );
     // Without asking the kernel, only addresses are recorded; of numbers, nothing else.
-    let numbers = watched_function(Words::Numbers, FunctionPart::Entry);
+    let numbers = watched_function(WordKind::Numbers, FunctionPart::Entry);
     let role = watch_role(numbers, &role.arguments);
     assert_golden(
         "listings/recorded_addresses.txt",
@@ -358,7 +358,7 @@ fn recorded_calls_of_c_are_golden() {
 #[test]
 fn calls_are_sampled_or_filtered_or_both() {
     let layout = recorded_layout(StackCopies::None);
-    let function = watched_function(Words::Numbers, FunctionPart::Entry);
+    let function = watched_function(WordKind::Numbers, FunctionPart::Entry);
     let filter = filter("arg0.1 > 3");
     // Where the code counts the hits that are sampled, and those that are untyped.
     let counters = |(sample, filter): (u64, Option<&FilterRole>)| {
@@ -390,7 +390,7 @@ fn recorded_calls_of_ocaml_are_golden() {
     let values = WatchedFunction {
         exits_on: Some(ON_FIBER),
         is_ocaml: true,
-        ..watched_function(Words::Values, FunctionPart::Entry)
+        ..watched_function(WordKind::Values, FunctionPart::Entry)
     };
     let role = watch_role(values, &arguments);
     let layout = recorded_layout(StackCopies::Copied {
@@ -406,7 +406,7 @@ fn recorded_calls_of_ocaml_are_golden() {
     let any = WatchedFunction {
         exits_on: Some(StackKind::OfThread),
         is_from_start: true,
-        ..watched_function(Words::MaybeValues, FunctionPart::Entry)
+        ..watched_function(WordKind::MaybeValues, FunctionPart::Entry)
     };
     let role = watch_role(any, &arguments[..1]);
     assert_golden(
@@ -427,7 +427,7 @@ fn recorded_calls_of_ocaml_are_golden() {
 #[test]
 fn recorded_exits_are_golden() {
     let layout = recorded_layout(StackCopies::None);
-    let text = watched_function(Words::Text, FunctionPart::Exit);
+    let text = watched_function(WordKind::Text, FunctionPart::Exit);
     let exit = |function, kind| {
         let role = watch_role(function, &[]);
         recorded(&role, (RecordedEvent::Exit(kind), None), true, layout)
@@ -801,7 +801,7 @@ fn calls_and_exits_are_recorded_where_they_are() {
     let part = |part, has_results, exits_on| WatchedFunction {
         has_results,
         exits_on,
-        ..watched_function(Words::Text, part)
+        ..watched_function(WordKind::Text, part)
     };
     let (entry, exit) = (FunctionPart::Entry, FunctionPart::Exit);
     let plain = made(part(entry, false, None));
@@ -907,7 +907,7 @@ fn callers_are_above_what_is_pushed() {
 
 #[test]
 fn fibers_below_c_need_the_kernel() {
-    let of_c = watch_role(watched_function(Words::Text, FunctionPart::Entry), &[]);
+    let of_c = watch_role(watched_function(WordKind::Text, FunctionPart::Entry), &[]);
     let with = |fibers| {
         let layout = recorded_layout(StackCopies::Copied {
             fibers,
