@@ -624,6 +624,7 @@ impl Functions {
                 unreadable.push(UnreadableObject {
                     path: object.elf.path().to_owned(),
                     why: why.clone(),
+                    may_have_usdt_probes: true,
                 });
             }
         }

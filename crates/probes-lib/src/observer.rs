@@ -32,6 +32,7 @@ use crate::observe::read::keyed_values::KeyedHistograms;
 use crate::observe::read::keys::KeyedCounts;
 use crate::observe::read::latency::{HistogramPart, Latency, read_pairs};
 use crate::observe::read::values::ValueHistogram;
+use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::runtime_events::RuntimeEvents;
 use crate::target::Target;
@@ -408,8 +409,10 @@ impl Observer {
             return Ok(());
         };
         let data = DataSource::Shared(data);
-        let mut arenas = active.arenas.iter();
-        arenas.try_for_each(|arena| refuse_if_removal_began(process, &data, arena))
+        unless_taken_over(process, || {
+            let mut arenas = active.arenas.iter();
+            arenas.try_for_each(|arena| refuse_if_removal_began(process, &data, arena))
+        })
     }
 
     fn refuse_removed(&self) -> Result<()> {
@@ -470,14 +473,19 @@ fn source_of<'d>(
     }
 }
 
-/// Checks that arenas are still installed. If another tool is taking over, waits until it is done:
-/// it may fail, and if it does not, the error can name it.
+/// Checks that arenas are still installed.
 fn refuse_taken_over(target: &Target, memory: &ProcessMemory, arenas: &[Arena]) -> Result<()> {
     let process = target.opened.process();
-    let checked = refuse_replaced(process, memory, arenas);
+    unless_taken_over(process, || refuse_replaced(process, memory, arenas))
+}
+
+/// Runs a check that fails if an observation is replaced. If another tool is taking over, waits until it is done, and
+/// checks again: the other tool may fail, and if it does not, the error can name it.
+fn unless_taken_over(process: &Process, check: impl Fn() -> Result<()>) -> Result<()> {
+    let checked = check();
     if !checked.as_ref().is_err_and(Error::is_replaced) {
         return checked;
     }
     let _lock = UpdateLock::wait(process, Instant::now() + TAKING_OVER);
-    refuse_replaced(process, memory, arenas)
+    check()
 }

@@ -20,7 +20,7 @@ use crate::site::{SITE_LEN, SiteCode};
 
 use argument_names::ArgumentNames;
 pub(super) use gather::each_placed_note;
-pub(crate) use gather::noted_sites;
+pub(crate) use gather::{NOTE_SECTION, noted_sites};
 pub use probe::{Probe, Semaphore, Site};
 use semaphore_layout::FoundSemaphore;
 

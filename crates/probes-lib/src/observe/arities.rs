@@ -76,7 +76,8 @@ impl Currying {
         relocated: &HashMap<LiveAddr, LiveAddr>,
         arities: &mut HashMap<LiveAddr, usize>,
     ) -> std::io::Result<()> {
-        let mut at = LiveAddr(start.0.next_multiple_of(WORD as u64));
+        let first = start.0.checked_next_multiple_of(WORD as u64);
+        let mut at = LiveAddr(first.unwrap_or(u64::MAX));
         let end = start.0.saturating_add(len);
         let mut bytes = vec![0; CHUNK];
         while at.0 < end {

@@ -6,7 +6,7 @@ mod leaning;
 mod patches;
 mod wanted;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -37,6 +37,8 @@ pub(crate) struct ObservedFunctions {
     pub(crate) functions: Vec<ObservedFunction>,
     /// Those that cannot be observed.
     pub(crate) refused: Vec<RefusedFunction>,
+    /// The indices of those of `functions` that are among the refused ones all the same: they could not be patched.
+    pub(crate) not_patched: BTreeSet<usize>,
     /// Those that are watched without their results or exits, although these were asked for.
     pub(crate) without_results: Vec<RefusedFunction>,
     /// The mapped files whose functions are not known.
@@ -292,6 +294,7 @@ impl ObservedFunctions {
         for (index, why) in failed {
             let wanted = &self.functions[index].wanted;
             self.refused.push(wanted.refused(why));
+            self.not_patched.insert(index);
         }
     }
 

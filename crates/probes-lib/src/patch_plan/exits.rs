@@ -74,7 +74,8 @@ fn find(
 }
 
 /// Returns whether the instruction with this index leaves to the handler of an exception, as OCaml's `raise_notrace`
-/// does: the stack pointer was loaded from memory. This is no exit, because the call does not return.
+/// does, or to another stack: the stack pointer was loaded from memory, other than the function's own part of the stack,
+/// where code that has aligned its stack finds the earlier value. This is no exit, because the call does not return.
 fn leaves_to_handler(body: &Body, index: usize) -> bool {
     /// How many instructions before it are looked at.
     const LEN: usize = 4;
@@ -86,6 +87,7 @@ fn leaves_to_handler(body: &Body, index: usize) -> bool {
             && it.op0_kind() == OpKind::Register
             && it.op0_register() == Register::RSP
             && it.op1_kind() == OpKind::Memory
+            && !matches!(it.memory_base(), Register::RSP | Register::RBP)
     })
 }
 
@@ -298,7 +300,7 @@ impl Exits<'_> {
                 .to_vec(),
             jump,
             moves_call: has_call(displaced),
-            flags_are_dead: flags::are_dead(&body.instructions, first),
+            flags_are_dead: self.swept.flags_are_dead(&body.instructions, first),
             exits: vec![self.displaced_exit(body, last, start)],
             mmx_is_free: !body.uses_mmx && !body.may_pass_on_result(first),
         }
@@ -307,14 +309,18 @@ impl Exits<'_> {
     /// Returns an exit among instructions that are displaced from `start` on.
     fn displaced_exit(&self, body: &Body, index: usize, start: u64) -> DisplacedExit {
         let exit = &body.instructions[index];
-        // The flags are dead where a function is entered or returned to, unless they are what is returned.
-        let leads_to_function =
-            || has_near_target(exit) && self.swept.begins_function(exit.near_branch_target());
+        // The flags are dead where a function is entered or returned to, unless they are what is passed or returned.
         let flags_are_dead = match exit.flow_control() {
             FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
-                leads_to_function()
+                let target = exit.near_branch_target();
+                let begins_function = has_near_target(exit) && self.swept.begins_function(target);
+                begins_function && !self.swept.reads_flags_first(target)
             }
-            _ => !flags::follows_comparison(&body.instructions, index),
+            _ => {
+                let (function, _) = body.flow(index);
+                !flags::follows_comparison(&body.instructions, index)
+                    && !self.swept.targets.are_flags_read_after(function)
+            }
         };
         DisplacedExit {
             offset: (exit.ip() - start) as usize,

@@ -25,22 +25,74 @@ struct Fate {
     unknown: bool,
 }
 
-/// Returns whether, on each path from the instruction with this index of a function and its parts, every status flag is written before it is read,
-/// or the function first returns or calls another one: by the x86-64 psABI (3.2.1), flags are not preserved across
-/// calls and returns. Where it is unknown, the flags count as read; and also at calls and returns if a comparison comes
-/// before the instruction whose result nothing else reads: code that is written by hand may return it in the flags.
-pub(super) fn are_dead(function: &[Instruction], index: usize) -> bool {
-    let fate = fate(function, index);
+/// What other functions do with the flags of one, if they are written by hand: by the x86-64 psABI (3.2.1), flags are not
+/// preserved across calls and returns.
+#[derive(Clone, Copy)]
+pub(super) struct OtherCode<'o> {
+    /// Whether callers of the function read the flags that it returns with.
+    pub(super) reads_result: bool,
+    /// Whether the code at an address reads flags before it writes them.
+    pub(super) reads_first: &'o dyn Fn(u64) -> bool,
+}
+
+impl OtherCode<'_> {
+    /// Code that keeps to the psABI.
+    const ORDINARY: OtherCode<'static> = OtherCode {
+        reads_result: false,
+        reads_first: &|_| false,
+    };
+}
+
+/// Returns whether, on each path from the instruction with this index of a function and its parts, every status flag is
+/// written before it is read, or the function first returns or calls another one that does not read them. Where it is
+/// unknown, the flags count as read; and also at calls and returns if a comparison comes before the instruction whose
+/// result nothing else reads: code that is written by hand may return it in the flags.
+pub(super) fn are_dead(function: &[Instruction], index: usize, others: OtherCode<'_>) -> bool {
+    let fate = fate(function, index, others);
     !(fate.read || fate.unknown || fate.kept && follows_comparison(function, index))
 }
 
 /// Returns whether a path from the instruction with this index on reads a status flag that it has not written.
 pub(super) fn are_read_first(function: &[Instruction], index: usize) -> bool {
-    fate(function, index).read
+    fate(function, index, OtherCode::ORDINARY).read
+}
+
+/// Whether the code after a direct call reads the flags that the called function has left.
+#[derive(Clone, Copy)]
+pub(super) struct AfterCall {
+    pub(super) function: u64,
+    unwritten: u32,
+    left: usize,
+}
+
+impl AfterCall {
+    /// How many instructions after a call are looked at.
+    const LEN: usize = 4;
+
+    pub(super) fn new(function: u64) -> AfterCall {
+        AfterCall {
+            function,
+            unwritten: STATUS,
+            left: AfterCall::LEN,
+        }
+    }
+
+    /// Looks at the next instruction. Returns whether it reads the flags; `None` if neither it nor any that follows does.
+    pub(super) fn next(&mut self, instruction: &Instruction) -> Option<bool> {
+        if reads(instruction) & self.unwritten != 0 {
+            return Some(true);
+        }
+        if writes_surely(instruction) {
+            self.unwritten &= !instruction.rflags_modified();
+        }
+        self.left -= 1;
+        let goes_on = is_straight(instruction) && self.left > 0 && self.unwritten != 0;
+        goes_on.then_some(false)
+    }
 }
 
 /// Follows the paths until one reads a flag.
-fn fate(function: &[Instruction], index: usize) -> Fate {
+fn fate(function: &[Instruction], index: usize, others: OtherCode<'_>) -> Fate {
     let mut fate = Fate::default();
     let mut paths = vec![(index, STATUS)];
     let mut left = MAX_INSTRUCTIONS;
@@ -57,6 +109,12 @@ fn fate(function: &[Instruction], index: usize) -> Fate {
             }
             if is_near_return(instruction) || calls_function(instruction) {
                 fate.kept = true;
+                fate.read |= if is_near_return(instruction) {
+                    others.reads_result
+                } else {
+                    let target = instruction.near_branch_target();
+                    instruction.is_call_near() && (others.reads_first)(target)
+                };
                 break;
             }
             if writes_surely(instruction) {
@@ -183,7 +241,8 @@ mod tests {
     use crate::patch_plan::code::decode;
 
     fn dead(bytes: &[u8]) -> bool {
-        are_dead(&decode(bytes, 0x1000).collect::<Vec<_>>(), 0)
+        let function: Vec<_> = decode(bytes, 0x1000).collect();
+        are_dead(&function, 0, OtherCode::ORDINARY)
     }
 
     #[test]
@@ -215,7 +274,7 @@ mod tests {
     fn comparisons_may_be_what_is_returned() {
         let dead_at_end = |bytes: &[u8]| {
             let function: Vec<_> = decode(bytes, 0x1000).collect();
-            are_dead(&function, function.len() - 1)
+            are_dead(&function, function.len() - 1, OtherCode::ORDINARY)
         };
         // cmp; ret. stc; mov; ret. cmp; mov; call.
         for live in [
@@ -234,6 +293,48 @@ mod tests {
             b"\x48\x39\xc8\x48\x01\xc0\xc3",
         ] {
             assert!(dead_at_end(dead), "{dead:x?}");
+        }
+    }
+
+    #[test]
+    fn flags_live_where_other_code_reads_them() {
+        let dead = |bytes: &[u8], reads_result: bool, reader: u64| {
+            let function: Vec<_> = decode(bytes, 0x1000).collect();
+            let reads_first = |address: u64| address == reader;
+            let others = OtherCode {
+                reads_result,
+                reads_first: &reads_first,
+            };
+            are_dead(&function, 0, others)
+        };
+        // mov %rax,%rbx; ret. The same and a call of 0x1108.
+        let (returning, calling) = (b"\x48\x89\xc3\xc3", b"\x48\x89\xc3\xe8\0\x01\0\0");
+        assert!(dead(returning, false, 0) && !dead(returning, true, 0));
+        assert!(dead(calling, true, 0x1000) && !dead(calling, false, 0x1108));
+    }
+
+    #[test]
+    fn flags_are_read_shortly_after_calls() {
+        let read = |bytes: &[u8]| {
+            let mut after = AfterCall::new(0);
+            let mut found = decode(bytes, 0x1000).map(|it| after.next(&it));
+            found.find(|it| *it != Some(false)).flatten().is_some()
+        };
+        // setc; mov, jc; inc, jc. sub, jc; ret, jc; a call, jc; five times mov, jc.
+        for first in [
+            &b"\x0f\x92\xc0"[..],
+            b"\x48\x89\xc3\x72\0",
+            b"\xff\xc0\x72\0",
+        ] {
+            assert!(read(first), "{first:x?}");
+        }
+        for first in [
+            &b"\x48\x83\xec\x08\x72\0"[..],
+            b"\xc3\x72\0",
+            b"\xff\xd0\x72\0",
+            &[&b"\x48\x89\xc3".repeat(5)[..], b"\x72\0"].concat(),
+        ] {
+            assert!(!read(first), "{first:x?}");
         }
     }
 

@@ -162,6 +162,23 @@ impl Swept {
         Ok(parts)
     }
 
+    /// Returns whether the status flags are dead before the instruction with this index of a function and its parts.
+    pub(super) fn flags_are_dead(&self, function: &[Instruction], index: usize) -> bool {
+        let others = flags::OtherCode {
+            reads_result: self.targets.are_flags_read_after(function),
+            reads_first: &|address| self.reads_flags_first(address),
+        };
+        flags::are_dead(function, index, others)
+    }
+
+    /// Returns whether the code at an address reads status flags before it writes them.
+    pub(super) fn reads_flags_first(&self, address: u64) -> bool {
+        /// How many bytes are looked at.
+        const LEN: u64 = 64;
+        let code: Vec<Instruction> = decode(self.code.bytes(address, LEN), address).collect();
+        flags::are_read_first(&code, 0)
+    }
+
     /// Returns whether `address` is in a known function, is called like one, or is one of the jumps of the procedure
     /// linkage table, which lead to functions of other objects.
     pub(super) fn is_known(&self, address: u64) -> bool {
@@ -243,7 +260,7 @@ impl Swept {
             _ => 0,
         };
         let (flow, at) = body.flow(index);
-        let flags_are_dead = flags::are_dead(flow, at);
+        let flags_are_dead = self.flags_are_dead(flow, at);
         let site = |count: usize, jump: Jump| {
             let displaced = &instructions[..count];
             let end = displaced.last().map_or(start, |last| last.next_ip());

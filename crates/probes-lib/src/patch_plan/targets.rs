@@ -26,6 +26,7 @@ use iced_x86::{FlowControl, Instruction, Mnemonic, OpKind, Register};
 use crate::address::{CodeRange, FileAddr};
 use crate::patch_plan::address_set::AddressSet;
 use crate::patch_plan::code::{Code, decode_function};
+use crate::patch_plan::flags::AfterCall;
 use crate::patch_plan::instruction::{ends_flow, has_near_target, is_call};
 use crate::patch_plan::parts::PartOwners;
 use crate::patch_plan::tables::{JumpSource, WINDOW};
@@ -51,7 +52,14 @@ pub(super) struct Targets {
     pub(super) owners: PartOwners,
     /// The addresses after the instructions that do not fall through, in order.
     behind_ends: Vec<u64>,
+    /// Where the functions begin whose callers read the flags that they return with.
+    flag_results: BTreeSet<u64>,
 }
+
+/// How many indirect jumps are followed, and how many addresses are kept in `behind_ends`; real objects have fewer. Of
+/// other jumps, it is not known where they lead.
+const MAX_JUMPS: usize = 1 << 20;
+const MAX_ENDS: usize = 1 << 22;
 
 /// Functions that overlap, or the code between two functions: what belongs to a jump is looked for here.
 struct Group {
@@ -60,6 +68,10 @@ struct Group {
     leas: Vec<(Register, u64)>,
     /// Addresses among its displacements and immediates, if it is at fixed addresses.
     constants: Vec<u64>,
+    /// The address of code that the last instruction has loaded, and into which register.
+    loaded: Option<(Register, u64)>,
+    /// The addresses in it that it loads, and does not push at once, as OCaml does with its handlers of exceptions.
+    own_labels: Vec<u64>,
     jumps: Vec<(u64, JumpSource)>,
     /// Where those through pointers lead, once that is known.
     of_pointers: OnceCell<JumpTargets>,
@@ -71,9 +83,16 @@ impl Group {
             range,
             leas: Vec::new(),
             constants: Vec::new(),
+            loaded: None,
+            own_labels: Vec::new(),
             jumps: Vec::new(),
             of_pointers: OnceCell::new(),
         }
+    }
+
+    /// Returns whether an address is in it, and is not its start.
+    fn is_inside(&self, address: u64) -> bool {
+        address > self.range.start && address < self.range.end
     }
 
     /// Returns all addresses that it refers to.
@@ -97,6 +116,13 @@ struct Sweep<'c> {
     tables: BTreeSet<u64>,
     /// The groups with indirect jumps.
     groups: Vec<Group>,
+    /// How many indirect jumps these have.
+    jumps: usize,
+    /// Where instructions read the flags shortly after a call: the address after the call, that of the instruction, and the
+    /// called function.
+    flag_readers: Vec<(u64, u64, u64)>,
+    /// Where jumps lead.
+    jumped_to: AddressSet,
 }
 
 /// The functions of an object, and their parts.
@@ -112,6 +138,12 @@ impl Ranges<'_> {
     pub(super) fn begins_function(&self, address: u64) -> bool {
         let start = |range: &CodeRange| range.start.0;
         self.all.binary_search_by_key(&address, start).is_ok()
+    }
+
+    fn that_begins_at(&self, address: u64) -> Option<CodeRange> {
+        let start = |range: &CodeRange| range.start.0;
+        let found = self.all.binary_search_by_key(&address, start).ok()?;
+        self.all.get(found).copied()
     }
 
     /// Returns whether an address is in the last range that begins at or before it; a range around that one is not
@@ -148,6 +180,7 @@ impl Targets {
             entries_left: jumps::MAX_ENTRIES,
             owners: PartOwners::default(),
             behind_ends: Vec::new(),
+            flag_results: BTreeSet::new(),
         };
         let words = code.is_fixed().then(|| code.data_words());
         for address in extra.into_iter().chain(words.into_iter().flatten()) {
@@ -162,6 +195,9 @@ impl Targets {
             other_references: Vec::new(),
             tables: BTreeSet::new(),
             groups: Vec::new(),
+            jumps: 0,
+            flag_readers: Vec::new(),
+            jumped_to: AddressSet::new(code.executable()),
         };
         let filter = wanted.and_then(|wanted| SweepFilter::of(code, wanted));
         let is_needed = |range: &Range<u64>| filter.as_ref().is_none_or(|it| it.needs(range));
@@ -188,6 +224,7 @@ impl Targets {
             }
         }
         targets.read_tables(&mut sweep, reads_all);
+        targets.find_flag_results(&sweep);
         targets.behind_ends.sort_unstable();
         targets.behind_ends.dedup();
         targets
@@ -201,6 +238,7 @@ impl Targets {
             // Also after its end, where its last instruction may go on.
             let bytes = sweep.code.bytes(start, u64::MAX);
             let mut before: VecDeque<Instruction> = VecDeque::with_capacity(WINDOW);
+            let mut after_call: Option<(u64, AfterCall)> = None;
             for instruction in decode_function(bytes, start) {
                 let address = instruction.ip();
                 if address >= range.end || sweep.decoded.contains(address) {
@@ -210,7 +248,22 @@ impl Targets {
                 if instruction.is_invalid() {
                     continue;
                 }
-                if instruction.flow_control() == FlowControl::IndirectBranch {
+                if let Some((at, mut call)) = after_call.take() {
+                    match call.next(&instruction) {
+                        Some(true) if sweep.flag_readers.len() < MAX_JUMPS => {
+                            sweep.flag_readers.push((at, address, call.function));
+                        }
+                        Some(false) => after_call = Some((at, call)),
+                        _ => {}
+                    }
+                }
+                if is_call(&instruction) && has_near_target(&instruction) {
+                    let call = AfterCall::new(instruction.near_branch_target());
+                    after_call = Some((instruction.next_ip(), call));
+                }
+                let is_jump = instruction.flow_control() == FlowControl::IndirectBranch;
+                if is_jump && sweep.jumps < MAX_JUMPS {
+                    sweep.jumps += 1;
                     let source = JumpSource::of(before.make_contiguous(), &instruction);
                     group.jumps.push((address, source));
                 }
@@ -249,14 +302,24 @@ impl Targets {
     /// Adds what one instruction refers to.
     fn add(
         &mut self,
-        sweep: &Sweep<'_>,
+        sweep: &mut Sweep<'_>,
         instruction: &Instruction,
         group: &mut Group,
         functions: usize,
     ) {
         let code = sweep.code;
+        if let Some((register, address)) = group.loaded.take() {
+            let is_pushed =
+                instruction.mnemonic() == Mnemonic::Push && instruction.op0_register() == register;
+            if !is_pushed && group.is_inside(address) {
+                group.own_labels.push(address);
+            }
+        }
         if has_near_target(instruction) {
             self.all.insert(instruction.near_branch_target());
+            if !is_call(instruction) {
+                sweep.jumped_to.insert(instruction.near_branch_target());
+            }
             if functions > 0 && !is_call(instruction) {
                 self.add_part(sweep.ranges, instruction, group, functions == 1);
             }
@@ -268,7 +331,7 @@ impl Targets {
                 self.called.insert(instruction.near_branch_target());
             }
         }
-        if ends_flow(instruction) && functions > 0 {
+        if ends_flow(instruction) && functions > 0 && self.behind_ends.len() < MAX_ENDS {
             self.behind_ends.push(instruction.next_ip());
         }
         if instruction.mnemonic() == Mnemonic::Lea && instruction.is_ip_rel_memory_operand() {
@@ -277,6 +340,7 @@ impl Targets {
                 self.all.insert(address);
                 let register = instruction.op0_register().full_register();
                 group.leas.push((register, address));
+                group.loaded = Some((register, address));
             }
         }
         if code.is_fixed() {
@@ -284,6 +348,9 @@ impl Targets {
                 if code.is_executable(address) || code.is_data(address) {
                     self.all.insert(address);
                     group.constants.push(address);
+                    if group.is_inside(address) {
+                        group.own_labels.push(address);
+                    }
                 }
             }
         }
@@ -300,6 +367,37 @@ impl Targets {
             (Some(part), None) => self.owners.add_jump_back(part, target),
             _ => {}
         }
+    }
+
+    /// Finds the functions that return something in the flags: their callers read it, and so do the callers of functions
+    /// that jump to them.
+    fn find_flag_results(&mut self, sweep: &Sweep<'_>) {
+        let mut found = Vec::new();
+        for &(after, reader, function) in &sweep.flag_readers {
+            // Where a jump leads there, the called function may never return, and the flags are those of the jump.
+            let is_label = |it: u64| sweep.jumped_to.contains(it) || self.labels.contains(it);
+            if !(after..=reader).any(is_label) {
+                found.push(function);
+            }
+        }
+        while let Some(function) = found.pop() {
+            if !self.flag_results.insert(function) {
+                continue;
+            }
+            let Some(range) = sweep.ranges.that_begins_at(function) else {
+                continue;
+            };
+            let code = decode_function(sweep.code.bytes(function, range.len), function);
+            let jumps = code.filter(|it| has_near_target(it) && !is_call(it));
+            let targets = jumps.map(|it| it.near_branch_target());
+            found.extend(targets.filter(|it| !range.contains(*it)));
+        }
+    }
+
+    /// Returns whether callers of a function read the flags that it returns with.
+    pub(super) fn are_flags_read_after(&self, function: &[Instruction]) -> bool {
+        let mut functions = self.flag_results.iter();
+        functions.any(|it| function.binary_search_by_key(it, Instruction::ip).is_ok())
     }
 
     pub(super) fn contains(&self, address: u64) -> bool {

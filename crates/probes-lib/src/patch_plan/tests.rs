@@ -15,6 +15,7 @@ use jump::Jump;
 
 mod codes;
 mod few_functions;
+mod handwritten;
 mod labels;
 mod leaning;
 mod sections;
@@ -802,9 +803,9 @@ fn flags_live_where_a_comparison_is_returned() {
 
 #[test]
 fn flags_live_at_jumps_into_functions() {
-    // cmp %rsi,%rdi; jmp to the second instruction of the next function, a jc; or to its first.
-    let other = b"\x90\x72\x02\x31\xc0\xc3";
-    for (to, are_dead) in [(1, false), (0, true)] {
+    // cmp %rsi,%rdi; jmp to the second instruction of the next function, a jc; or to its first, a test.
+    let other = b"\x85\xc0\x72\x02\x31\xc0\xc3";
+    for (to, are_dead) in [(2, false), (0, true)] {
         let function = [&b"\x48\x39\xf7\x66\x90\xe9"[..], &[to, 0, 0, 0]].concat();
         let (planner, ranges) = planner_of(&[&function, other]);
         let exits = planner.exits(ranges[0], |_| Ok(())).unwrap().remove(0);

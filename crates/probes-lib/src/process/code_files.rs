@@ -14,6 +14,7 @@ use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::address::LoadBias;
+use crate::elf::table::NOTE_SECTION;
 use crate::elf::{ElfFile, Segment};
 use crate::error::{Error, MemoryError, Operation, ProcessError, Result};
 use crate::memory::ReadMemory;
@@ -119,6 +120,7 @@ impl CodeFiles {
                     unreadable.push(UnreadableObject {
                         path: file.elf.path().to_owned(),
                         why: Arc::new(why),
+                        may_have_usdt_probes: file.elf.has_section(NOTE_SECTION),
                     });
                 });
                 found.ok().map(Arc::new)

@@ -44,6 +44,8 @@ pub struct UnreadableObject {
     pub path: PathBuf,
     /// Why it could not be read.
     pub why: Arc<Error>,
+    /// Whether it may have notes of USDT probes.
+    pub(crate) may_have_usdt_probes: bool,
 }
 
 /// What identifies a file in the maps of a process.

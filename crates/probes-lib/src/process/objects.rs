@@ -151,6 +151,7 @@ pub(crate) fn unreadable(mapping: &Mapping, why: Error) -> UnreadableObject {
     UnreadableObject {
         path: without_mark(&path).map_or(path.clone(), PathBuf::from),
         why: Arc::new(why),
+        may_have_usdt_probes: true,
     }
 }
 

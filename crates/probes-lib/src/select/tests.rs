@@ -245,6 +245,7 @@ fn refusals_name_the_objects_that_were_unreadable() {
     let program = program().with_unreadable(vec![UnreadableObject {
         path: path.clone(),
         why: Arc::new(Selector::regexp("(").unwrap_err()),
+        may_have_usdt_probes: true,
     }]);
     let refusal = |selector| choose(&program, &Actions::new().enable(selector)).unwrap_err();
     for selector in [Selector::name("plug"), Selector::regexp("plug").unwrap()] {

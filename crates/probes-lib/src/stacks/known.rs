@@ -314,7 +314,7 @@ mod tests {
             added(&mut known, &mut Words(vec![1, word]));
             assert!(known.by_place.values().all(|it| it.len() <= MAX_OF_PLACE));
             let kept = known.by_place.values().flatten().map(KnownStack::size);
-            assert_eq!(known.words, kept.sum());
+            assert_eq!(known.words, kept.sum::<usize>());
         }
         // Not all that was read is known.
         let unwinder = Unwinder::of([].into_iter());

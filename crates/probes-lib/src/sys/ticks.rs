@@ -42,11 +42,17 @@ pub(crate) fn monotonic() -> u64 {
     now.as_nanos() as u64
 }
 
+/// How much longer the machine was suspended, if it was suspended between two readings; less is the time between the two
+/// clocks of one reading.
+const MIN_SUSPENSION: Duration = Duration::from_millis(1);
+
 /// The counter and the clock at one moment.
 #[derive(Clone, Copy, Debug)]
 struct ClockReading {
     ticks: u64,
     at: Instant,
+    /// How long the machine has been suspended since boot. The clock stops meanwhile; the counter may go on, or begin again.
+    suspended: Duration,
 }
 
 /// Reads a clock, and the counter at the same moment. This thread may be preempted in between, so
@@ -70,9 +76,23 @@ fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
 }
 
 impl ClockReading {
+    /// Returns how many ticks there were since an earlier reading, and how long that is; `None` if the machine has been
+    /// suspended meanwhile.
+    fn since(self, begun: ClockReading) -> Option<(u64, Duration)> {
+        let ticks = self.ticks.checked_sub(begun.ticks).filter(|it| *it > 0)?;
+        let was_suspended = self.suspended > begun.suspended + MIN_SUSPENSION;
+        (!was_suspended).then_some((ticks, self.at - begun.at))
+    }
+
     fn take() -> ClockReading {
         let (ticks, at) = read_with(Instant::now);
-        ClockReading { ticks, at }
+        let clock = |id| clock_gettime(id).map_or(Duration::ZERO, Duration::from);
+        let running = clock(ClockId::CLOCK_MONOTONIC);
+        ClockReading {
+            ticks,
+            at,
+            suspended: clock(ClockId::CLOCK_BOOTTIME).saturating_sub(running),
+        }
     }
 }
 
@@ -105,12 +125,21 @@ impl TickMeasurement {
         }
     }
 
-    /// Returns how many nanoseconds a tick is. Waits if the measurement has only just begun.
+    /// Returns how many nanoseconds a tick is. Waits if the measurement has only just begun, or if the machine has been
+    /// suspended since it began.
     pub(crate) fn nanoseconds_per_tick(&self) -> f64 {
+        let (ticks, time) = self.elapsed().unwrap_or_else(|| {
+            let again = TickMeasurement::begin();
+            again.elapsed().unwrap_or((1, Duration::from_nanos(1)))
+        });
+        time.as_nanos() as f64 / ticks as f64
+    }
+
+    /// Returns how many ticks there were since the measurement began, and how long that is. `None` if the machine has been
+    /// suspended meanwhile: the clock has stopped, and the counter may have gone on.
+    fn elapsed(&self) -> Option<(u64, Duration)> {
         std::thread::sleep(MIN_MEASUREMENT.saturating_sub(self.begun.at.elapsed()));
-        let end = ClockReading::take();
-        let ticks = end.ticks.saturating_sub(self.begun.ticks).max(1);
-        (end.at - self.begun.at).as_nanos() as f64 / ticks as f64
+        ClockReading::take().since(self.begun)
     }
 
     /// Returns how many ticks a duration has. Waits if the measurement has only just begun.
@@ -172,6 +201,22 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_in_suspension_does_not_count() {
+        let begun = ClockReading::take();
+        std::thread::sleep(MIN_MEASUREMENT);
+        let end = ClockReading::take();
+        assert!(end.since(begun).is_some() && begun.since(end).is_none());
+        let suspended = end.suspended + Duration::from_secs(1);
+        assert!(ClockReading { suspended, ..end }.since(begun).is_none());
+        // The counter has begun again.
+        let expected = TickMeasurement { begun }.nanoseconds_per_tick();
+        let ticks = now() + (60e9 / expected) as u64;
+        let begun = ClockReading { ticks, ..begun };
+        let found = TickMeasurement { begun }.nanoseconds_per_tick();
+        assert!((found / expected - 1.0).abs() < 0.01, "{found} {expected}");
+    }
 
     #[test]
     fn ticks_are_converted_to_time() {

@@ -13,7 +13,7 @@ use crate::site::{SITE_LEN, SiteCode};
 use super::semaphore_layout::{self, FoundSemaphore};
 use super::{COUNTER_LEN, Generation, SiteEntry};
 
-const NOTE_SECTION: &str = ".note.stapsdt";
+pub(crate) const NOTE_SECTION: &str = ".note.stapsdt";
 const BASE_SECTION: &str = ".stapsdt.base";
 const SEMAPHORE_SECTION: &str = ".probes";
 

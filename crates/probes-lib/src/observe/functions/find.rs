@@ -4,7 +4,6 @@ use std::cell::LazyCell;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::elf::ElfFile;
 use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
 use crate::error::{ElfDefect, Error, ErrorKind, FileError, FunctionError, Refusal, Result};
@@ -223,10 +222,11 @@ impl ObservedFunctions {
 /// Returns whether a file has neither functions nor notes of USDT probes, as one that has only data.
 fn has_nothing(file: &UnreadableObject) -> bool {
     let kind = file.why.kind();
-    matches!(
+    let has_no_functions = matches!(
         kind,
         ErrorKind::File(FileError::Elf(ElfDefect::NoFunctions))
-    ) && ElfFile::open(&file.path).is_ok_and(|elf| !elf.has_section(".note.stapsdt"))
+    );
+    has_no_functions && !file.may_have_usdt_probes
 }
 
 /// The places that an observation selects.

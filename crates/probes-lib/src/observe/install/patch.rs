@@ -91,10 +91,10 @@ pub(crate) fn write_all(
     if !holds_before(pid, before, patches)? {
         return Err(Error::of_process(pid, ProcessError::KeepsChanging));
     }
-    write_sorted(pid, memory, before, patches).map_err(|error| {
+    write_sorted(pid, memory, patches).map_err(|error| {
         let reversed: Vec<Patch> = patches.iter().map(Patch::reverse).collect();
         // Its result is ignored: the points are read again below to see whether they are restored.
-        let _ = write_sorted(pid, memory, before, &reversed);
+        let _ = write_sorted(pid, memory, &reversed);
         error.with_effect_if_none(match holds_before(pid, memory, patches) {
             Ok(true) => Effect::Restored,
             _ => Effect::HalfChanged,
@@ -116,13 +116,9 @@ fn holds_before(pid: i32, memory: &impl ReadMemory, patches: &[Patch]) -> Result
     Ok(true)
 }
 
-/// Writes patches in the order of their addresses, and reads them back. What is between them is as in `before`.
-fn write_sorted(
-    pid: i32,
-    memory: &mut impl WriteMemory,
-    before: &impl ReadMemory,
-    patches: &[Patch],
-) -> Result<()> {
+/// Writes patches in the order of their addresses, and reads them back. What is between patches that are written together
+/// is read just before: another tool may insert or remove a breakpoint there at any moment.
+fn write_sorted(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> Result<()> {
     let mut sorted: Vec<&Patch> = patches.iter().collect();
     sorted.sort_unstable_by_key(|patch| patch.at);
     let mut buffers = Buffers::default();
@@ -134,10 +130,10 @@ fn write_sorted(
         let range = first.at..end;
         let written = if first.crosses(PAGE) && first.is_written_in_steps {
             buffers
-                .build(before, together, &range)
+                .build(memory, together, &range)
                 .and_then(|()| write_in_steps(memory, first))
         } else {
-            write_together(memory, before, together, &range, &mut buffers)
+            write_together(memory, together, &range, &mut buffers)
         };
         written.map_err(|source| Error::of_write(pid, MemoryPart::Code, first.at, source))?;
         let is_as_written = buffers.are_in(memory, &range);
@@ -186,13 +182,13 @@ impl Buffers {
     /// Prepares what is written: the bytes of `range` with these patches.
     fn build(
         &mut self,
-        before: &impl ReadMemory,
+        memory: &impl ReadMemory,
         patches: &[&Patch],
         range: &Range<LiveAddr>,
     ) -> io::Result<()> {
         self.written
             .resize((range.end.0 - range.start.0) as usize, 0);
-        before.read(range.start, &mut self.written)?;
+        memory.read(range.start, &mut self.written)?;
         for patch in patches {
             let at = (patch.at.0 - range.start.0) as usize;
             self.written[at..at + patch.after.len()].copy_from_slice(&patch.after);
@@ -211,12 +207,11 @@ impl Buffers {
 /// Writes the patches of adjacent pages, which lie in `range`, page by page if the kernel allows it.
 fn write_together(
     memory: &mut impl WriteMemory,
-    before: &impl ReadMemory,
     patches: &[&Patch],
     range: &Range<LiveAddr>,
     buffers: &mut Buffers,
 ) -> io::Result<()> {
-    buffers.build(before, patches, range)?;
+    buffers.build(memory, patches, range)?;
     let first_page = ((PAGE - range.start.0 % PAGE) as usize).min(buffers.written.len());
     let (first, others) = buffers.written.split_at(first_page);
     if memory.write_pages(range.start, first)? {

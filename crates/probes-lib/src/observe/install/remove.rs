@@ -446,8 +446,9 @@ impl Removal<'_> {
         };
         stopped.move_threads(memory, &restored.moves)?;
         let mut stopped_memory = stopped.memory(memory)?;
-        semaphores::lower(process, &mut stopped_memory, arenas)?;
-        let written = patch::write_all(pid, &mut stopped_memory, &before, &restored.patches);
+        let lowered = semaphores::lower(process, &mut stopped_memory, arenas);
+        let written = lowered
+            .and_then(|()| patch::write_all(pid, &mut stopped_memory, &before, &restored.patches));
         written.inspect_err(|_| {
             // Its observer may continue.
             let _ = semaphores::raise(process, &mut stopped_memory, arenas);

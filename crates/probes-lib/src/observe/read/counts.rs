@@ -120,7 +120,8 @@ impl Counts {
         for arena in arenas {
             let hits_of_points = read_hits(pid, source, arena)?;
             for ((hits, untyped), point) in hits_of_points.into_iter().zip(points.by_ref()) {
-                if !point.role.is_counted {
+                // With keys, the hits are in the table of the keys.
+                if !point.role.is_counted || point.role.keys.is_some() {
                     continue;
                 }
                 let untyped = point.role.filter.is_some().then_some(untyped);
@@ -128,6 +129,8 @@ impl Counts {
                 match point.of {
                     PointOwner::Site(site) => site_hits[site] = Some(count),
                     // A function that is asked for its results has a point for each of its returns.
+                    PointOwner::Function(function)
+                        if plan.functions.not_patched.contains(&function) => {}
                     PointOwner::Function(function) => {
                         let others: &mut Option<PointHits> = &mut function_hits[function];
                         *others = Some(others.map_or(count, |others| others.plus(count)));
@@ -162,7 +165,8 @@ impl Counts {
 
     /// Returns how many functions were selected: to be counted or timed, and those that cannot be.
     pub fn selected_functions(&self) -> usize {
-        self.functions.functions.len() + self.functions.refused.len()
+        let patched = self.functions.functions.len() - self.functions.not_patched.len();
+        patched + self.functions.refused.len()
     }
 
     /// Returns the names of the sites of USDT probes that are observed: counted, timed or watched.
@@ -398,6 +402,7 @@ mod tests {
             unreadable: vec![UnreadableObject {
                 path: "/srv/plugin.so".into(),
                 why: Arc::new(Error::of_process(1, ObserveError::NoRoom)),
+                may_have_usdt_probes: true,
             }],
             ..ObservedFunctions::of_code(&code, LoadBias::NONE)
         };

@@ -148,7 +148,10 @@ pub(crate) fn read_pieces(
 }
 
 /// Reserves memory for recorded data, if [`MARGIN`] is left beside large ones.
-fn reserve_exact(data: &mut Vec<u8>, len: usize) -> std::result::Result<(), TryReserveError> {
+pub(super) fn reserve_exact(
+    data: &mut Vec<u8>,
+    len: usize,
+) -> std::result::Result<(), TryReserveError> {
     let mut margin: Vec<u8> = Vec::new();
     if len >= LARGE {
         margin.try_reserve_exact(MARGIN)?;

@@ -14,6 +14,7 @@ use crate::memory::ReadMemory;
 use crate::numbers::u64_at;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::shared::{HEADER_LEN, SharedLayout, record};
+use crate::observe::read::data_source::reserve_exact;
 
 /// If a thread takes longer than this to complete a record, it is assumed to have exited, or to
 /// have left its trampoline in another way.
@@ -121,7 +122,11 @@ impl Rings {
         if head <= next {
             return Ok(());
         }
-        let first = next.max(head.saturating_sub(room));
+        let mut first = next.max(head.saturating_sub(room));
+        // With too little memory for all of them, the oldest count as dropped.
+        while !self.has_memory_for((head - first) as usize, records) {
+            first += (head - first).div_ceil(2);
+        }
         let many = (head - first) as usize;
         let head = self.copy_twice(memory, group, (first, many), records)?;
         let len = records.record_len;
@@ -182,6 +187,19 @@ impl Rings {
         let read = memory.read_pieces(&mut pieces.collect::<Vec<_>>());
         read.map_err(|(_, error)| error)?;
         Ok(heads.map(u64::from_le_bytes))
+    }
+
+    /// Reserves memory for both copies of so many records. Returns whether as much is left for what is decoded from them.
+    fn has_memory_for(&mut self, many: usize, records: &mut Records) -> bool {
+        let len = many * records.record_len;
+        let reserve = |data: &mut Vec<u8>, from: usize| {
+            let missing = (from + len).saturating_sub(data.len());
+            reserve_exact(data, missing).is_ok()
+        };
+        many == 0
+            || reserve(&mut self.first_copy, 0)
+                && reserve(&mut records.bytes, records.len)
+                && reserve(&mut Vec::new(), 0)
     }
 
     /// Reads so many records from `first` on twice, the second time after `records`; returns the head afterwards. There

@@ -98,7 +98,8 @@ impl Times {
         for (bucket, count) in counts.filter(|(_, count)| *count > 0) {
             let (least, width) = histogram::times_of(bucket, precision);
             let middle = (least + width / 2).min(longest);
-            of_middles += u128::from(middle) * u128::from(count);
+            let of_bucket = u128::from(middle) * u128::from(count);
+            of_middles = of_middles.saturating_add(of_bucket);
             // A time that is rounded up beyond the longest is counted as the longest.
             histogram.saturating_record_n(time(middle), count);
         }

@@ -90,6 +90,7 @@ impl Targets {
     ) -> JumpTargets {
         match source {
             JumpSource::Pointer => *group.of_pointers.get_or_init(|| self.of_pointer(group)),
+            JumpSource::Slot if self.has_own_label(group) => JumpTargets::AnyTarget,
             JumpSource::Slot => JumpTargets::Outside,
             JumpSource::Address(target) => {
                 let found = self.classify(group, sweep.ranges, &[target]);
@@ -213,8 +214,12 @@ impl Targets {
     }
 
     /// Returns where a jump through a pointer leads: out of its function, unless data hold the address of a label in
-    /// it, as in an interpreter whose instructions are addresses of its labels.
+    /// it, as in an interpreter whose instructions are addresses of its labels; or the function stores such an address
+    /// itself, to go on there when it is called again.
     fn of_pointer(&mut self, group: &Group) -> JumpTargets {
+        if self.has_own_label(group) {
+            return JumpTargets::AnyTarget;
+        }
         match self.has_label(group, |targets, it| !targets.table_labels.contains(it)) {
             None => JumpTargets::Untracked,
             Some(true) => JumpTargets::AnyTarget,
@@ -229,11 +234,17 @@ impl Targets {
             return JumpTargets::Untracked;
         };
         let is_part = sweep.ranges.part_at(group.range.start).is_some();
-        if has_label || is_part || self.owners.has_part(&group.range) {
+        if has_label || self.has_own_label(group) || is_part || self.owners.has_part(&group.range) {
             JumpTargets::AnyTarget
         } else {
             JumpTargets::Outside
         }
+    }
+
+    /// Returns whether a group loads the address of an instruction of its own, other than one that a call returns to.
+    fn has_own_label(&self, group: &Group) -> bool {
+        let mut labels = group.own_labels.iter();
+        labels.any(|it| !self.returns.contains(*it))
     }
 
     /// Returns whether a group has a label for which `counts` is true, other than its start; `None` if too many entries

@@ -20,6 +20,9 @@ use crate::patch_plan::code::Code;
 /// For more functions, all code is swept.
 const MAX_FUNCTIONS: usize = 64;
 
+/// In real code, fewer places are found.
+const MAX_FOUND: usize = 1 << 23;
+
 /// How far from a function a patch of it looks for padding and branch targets.
 const AROUND: u64 = 512;
 
@@ -71,6 +74,9 @@ impl SweepFilter {
                 let at = segment.start + start as u64;
                 let is_possible = third_bytes(&windows, at, code.is_fixed());
                 let fours = bytes[start..].windows(4).take(PIECE_LEN);
+                if found.len() > MAX_FOUND {
+                    return None;
+                }
                 for (at, four) in (at..).zip(fours) {
                     let &[one, two, three, four] = four else {
                         continue;
