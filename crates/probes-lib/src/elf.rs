@@ -3,6 +3,7 @@
 
 pub(crate) mod arguments;
 mod bytecode;
+mod debug_copy;
 pub(crate) mod functions;
 pub(crate) mod lines;
 pub(crate) mod mangling;

@@ -1,4 +1,7 @@
 //! Address -> function and source line (gimli, through addr2line).
+//!
+//! addr2line maps files into memory, and whoever shortens one that is mapped kills its readers by SIGBUS. So it gets a copy
+//! of what it reads of a file.
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -54,7 +57,7 @@ impl SourceMap {
     ///
     /// If the file cannot be read or is not an ELF file.
     pub fn read(path: impl AsRef<Path>) -> Result<SourceMap> {
-        SourceMap::open(path.as_ref(), path.as_ref())
+        SourceMap::of(&ElfFile::open(path.as_ref())?)
     }
 
     /// Opens the same file as `elf`, even if its path leads to another one by now.
@@ -63,22 +66,15 @@ impl SourceMap {
     ///
     /// If the file cannot be read.
     pub(crate) fn of(elf: &ElfFile) -> Result<SourceMap> {
-        let own = format!("/proc/self/fd/{}", elf.as_raw_fd());
-        SourceMap::open(Path::new(&own), elf.path())
-    }
-
-    /// Opens the file at `path`; error messages call it `shown_as`.
-    fn open(path: &Path, shown_as: &Path) -> Result<SourceMap> {
-        match Loader::new(path) {
-            Ok(loader) => Ok(SourceMap { loader }),
-            Err(error) => Err(Error::of_file(
-                shown_as,
-                FileError::Read {
-                    what: "the debugging information",
-                    source: std::io::Error::other(error.to_string()),
-                },
-            )),
-        }
+        let unreadable = |source| {
+            let what = "the debugging information";
+            Error::of_file(elf.path(), FileError::Read { what, source })
+        };
+        let copy = elf.copy_debugging_information()?;
+        let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
+        let loader = Loader::new(path);
+        let loader = loader.map_err(|error| unreadable(std::io::Error::other(error.to_string())));
+        Ok(SourceMap { loader: loader? })
     }
 
     /// Returns what the file says of the code at `address`.

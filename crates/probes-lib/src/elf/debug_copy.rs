@@ -1,0 +1,116 @@
+//! A copy of what an ELF file has of debugging information: headers, symbols and `.debug_*` sections, at the same offsets.
+//! The rest is a hole.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use goblin::elf::header::header64::SIZEOF_EHDR;
+use goblin::elf::section_header::{SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB};
+use goblin::elf::{ProgramHeader, SectionHeader};
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit};
+
+use super::{CTX, ElfFile};
+use crate::error::{ElfDefect, Error, FileError, Result};
+
+const WHAT: &str = "the debugging information";
+
+/// How many bytes are copied. The largest programs have about as many.
+const MAX_COPIED: u64 = 1 << 30;
+
+/// How many bytes are copied at a time.
+const PIECE: u64 = 1 << 20;
+
+impl ElfFile {
+    /// Copies the debugging information into memory, as a file that nobody else can change.
+    pub(super) fn copy_debugging_information(&self) -> Result<File> {
+        let size = self.copied_ranges().map(|(_, len)| len);
+        let size = size.fold(0, u64::saturating_add);
+        if size > MAX_COPIED {
+            let (what, most) = (WHAT, MAX_COPIED);
+            return Err(self.defect(ElfDefect::TooLarge { what, size, most }));
+        }
+        let unwritten = |source| {
+            let what = WHAT;
+            Error::of_file(self.path(), FileError::Read { what, source })
+        };
+        let copy = self.empty_copy().map_err(unwritten)?;
+        let mut piece = Vec::new();
+        for (start, len) in self.copied_ranges() {
+            let end = start + len;
+            for at in (start..end).step_by(PIECE as usize) {
+                piece.resize((end - at).min(PIECE) as usize, 0);
+                self.read_at(at, &mut piece, WHAT)?;
+                copy.write_all_at(&piece, at).map_err(unwritten)?;
+            }
+        }
+        Ok(copy)
+    }
+
+    /// Makes a file in memory that is as long as this one.
+    fn empty_copy(&self) -> io::Result<File> {
+        // setrlimit(2): a file that gets longer than this ends its process by SIGXFSZ.
+        let (longest, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
+        if longest < self.len {
+            return Err(Errno::EFBIG.into());
+        }
+        let copy = File::from(memfd_create(c"ocaml-probes", MFdFlags::MFD_CLOEXEC)?);
+        copy.set_len(self.len)?;
+        Ok(copy)
+    }
+
+    /// The offsets and lengths of what is copied; the file has all of it.
+    fn copied_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        let (header, len) = (&self.header, self.len);
+        let segments = self.segments.len() * ProgramHeader::size(CTX);
+        let sections = self.sections.len() * SectionHeader::size(CTX);
+        let headers = [
+            (0, SIZEOF_EHDR as u64),
+            (header.e_phoff, segments as u64),
+            (header.e_shoff, sections as u64),
+        ];
+        let wanted = self.sections.iter().filter(|it| self.is_copied(it));
+        let wanted = wanted.map(|section| (section.sh_offset, section.sh_size));
+        let is_in_file = move |&(start, size): &(u64, u64)| {
+            size > 0 && start.checked_add(size).is_some_and(|end| end <= len)
+        };
+        headers.into_iter().chain(wanted).filter(is_in_file)
+    }
+
+    fn is_copied(&self, section: &SectionHeader) -> bool {
+        let is_table = [SHT_SYMTAB, SHT_DYNSYM, SHT_STRTAB].contains(&section.sh_type);
+        let name = self.section_names.get(section.sh_name..);
+        let name = name.unwrap_or_default();
+        let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
+        section.sh_type != SHT_NOBITS && (is_table || is_debug)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, OpenOptions};
+
+    use test_support::{Scratch, fixture};
+
+    use crate::elf::ElfFile;
+    use crate::elf::source::SourceMap;
+    use crate::elf::symbols::SymbolTable;
+
+    #[test]
+    fn truncated_file_keeps_its_source_lines() {
+        let scratch = Scratch::new();
+        let file = scratch.file("program");
+        fs::copy(fixture("churn.nopie"), &file).unwrap();
+        let elf = ElfFile::open(&file).unwrap();
+        let symbols = elf.symbols(SymbolTable::Static);
+        let main = symbols.unwrap().unwrap().find(["main"]).unwrap()[0][0].address;
+        let before = SourceMap::of(&elf).unwrap();
+        let opened = OpenOptions::new().write(true).open(&file).unwrap();
+        opened.set_len(0x40).unwrap();
+        let found = before.locate(main);
+        assert_eq!(found.function.as_deref(), Some("main"));
+        assert!(SourceMap::of(&elf).is_err());
+    }
+}
