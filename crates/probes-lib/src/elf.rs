@@ -10,6 +10,7 @@ pub(crate) mod mangling;
 pub(crate) mod note;
 pub(crate) mod parameters;
 pub(crate) mod relocations;
+mod segment_index;
 pub(crate) mod source;
 pub(crate) mod symbols;
 pub(crate) mod table;

@@ -2,7 +2,7 @@
 //! (DWARF) says.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 use gimli::{
     AttributeValue, DebuggingInformationEntry, DwAt, Dwarf, DwarfSections, EndianSlice,
@@ -98,7 +98,7 @@ enum Passed {
 /// Returns what these functions are passed in general registers. Functions for which this is not known are left out.
 pub(crate) fn in_general_registers(
     elf: &ElfFile,
-    functions: &HashSet<FileAddr>,
+    functions: &BTreeSet<FileAddr>,
 ) -> HashMap<FileAddr, Signature> {
     read(|id| elf.debug_section(id).unwrap_or_default(), functions)
 }
@@ -106,7 +106,7 @@ pub(crate) fn in_general_registers(
 /// The same for a file with these sections.
 fn read(
     section: impl Fn(SectionId) -> Vec<u8>,
-    functions: &HashSet<FileAddr>,
+    functions: &BTreeSet<FileAddr>,
 ) -> HashMap<FileAddr, Signature> {
     let Ok(sections) = DwarfSections::load(|id| Ok::<_, gimli::Error>(section(id))) else {
         return HashMap::new();
@@ -183,15 +183,15 @@ struct Unreadable;
 
 impl<'d> DwarfUnit<'_, 'd> {
     /// Returns whether it may have code of one of these functions.
-    fn may_have(&self, functions: &HashSet<FileAddr>) -> bool {
+    fn may_have(&self, functions: &BTreeSet<FileAddr>) -> bool {
         let Ok(mut ranges) = self.dwarf.unit_ranges(self.unit) else {
             return true;
         };
         let mut has_ranges = false;
         while let Ok(Some(range)) = ranges.next() {
             has_ranges = true;
-            let mut addresses = functions.iter();
-            if addresses.any(|at| (range.begin..range.end).contains(&at.0)) {
+            let mut from = functions.range(FileAddr(range.begin)..);
+            if from.next().is_some_and(|at| at.0 < range.end) {
                 return true;
             }
         }
@@ -201,7 +201,7 @@ impl<'d> DwarfUnit<'_, 'd> {
     /// Adds the functions of the unit that are in `functions`, with `None` if their signature is not known.
     fn read(
         &self,
-        functions: &HashSet<FileAddr>,
+        functions: &BTreeSet<FileAddr>,
         found: &mut HashMap<FileAddr, Option<Signature>>,
     ) {
         // Those around the entry: one within another is a local function, or one of a local class.

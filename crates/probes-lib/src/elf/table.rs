@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::address::FileAddr;
 use crate::build_id::BuildId;
+use crate::elf::segment_index::SegmentIndex;
 use crate::elf::{ElfFile, Linking, Segment};
 use crate::error::{ElfDefect, Error, FileError, ProcessError, Result};
 use crate::memory::runs;
@@ -244,11 +245,11 @@ impl ProbeTable {
 
     /// Reads the bytes of every site from the file; the sites are sorted by address.
     fn read_code(&mut self, elf: &ElfFile) -> Result<()> {
+        let code = SegmentIndex::of_code(&self.segments);
         let items = self.sites.iter().map(|site| {
-            let mut segments = self.segments.iter();
-            let holds = |it: &Segment| it.executable && it.holds_in_file(site.address, 1);
+            let segment = code.find(site.address, SITE_LEN as u64);
             // `gather` refuses a site outside the executable segments.
-            (site.address.0, segments.position(holds).unwrap_or(0))
+            (site.address.0, segment.unwrap_or(0))
         });
         let mut bytes = Vec::new();
         for run in runs::group(items, SITE_LEN as u64) {

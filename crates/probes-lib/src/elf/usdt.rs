@@ -4,6 +4,7 @@
 use std::str;
 use std::sync::Arc;
 
+use super::segment_index::SegmentIndex;
 use super::table::{self, COUNTER_LEN, Generation};
 use super::{ElfFile, Segment};
 use crate::address::FileAddr;
@@ -69,20 +70,18 @@ pub(crate) fn usdt_sites(elf: &ElfFile, wanted: impl Fn(&[u8]) -> bool) -> Resul
     }
     let mut found = UsdtSites::default();
     let segments: Vec<Segment> = elf.loaded().collect();
+    let (code, data) = (
+        SegmentIndex::of_code(&segments),
+        SegmentIndex::of_data(&segments),
+    );
     table::each_placed_note(elf, |note, shift| {
         if !wanted(note.provider) || (note.pc == 0 && is_foreign(note.provider)) {
             return Ok(());
         }
         let placed = |address: u64| (address != 0).then(|| FileAddr(address.wrapping_add(shift)));
         let (address, semaphore) = (placed(note.pc), placed(note.semaphore));
-        let is_code = |at| {
-            let mut code = segments.iter().filter(|segment| segment.executable);
-            code.any(|segment| segment.holds_in_file(at, 1))
-        };
-        let is_counter = |at| {
-            let mut data = segments.iter().filter(|segment| segment.writable);
-            data.any(|segment| segment.holds_in_memory(at, COUNTER_LEN))
-        };
+        let is_code = |at| code.holds(at, 1);
+        let is_counter = |at| data.holds(at, COUNTER_LEN);
         let is_placed = address.is_none_or(is_code) && semaphore.is_none_or(is_counter);
         let text = [note.provider, note.name].map(printable);
         let ([Some(provider), Some(name)], true) = (text, is_placed) else {

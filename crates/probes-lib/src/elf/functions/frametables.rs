@@ -29,8 +29,11 @@
 //! No field says which it is. Most words make sense in one of them only: an end is not before its beginning, and on the
 //! same line the distance is 0. If the words of a file do not tell, it has names and no lines.
 
+use std::collections::HashMap;
+
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::relocations::Relocation;
+use crate::elf::segment_index::SegmentIndex;
 use crate::elf::{ElfFile, Linking, Segment};
 use crate::numbers::{u16_at, u32_at, u64_at};
 use crate::site::{LONGEST_CALL, ends_with_call};
@@ -130,7 +133,10 @@ fn calls_in(data: &[u8], code: &CodeSegments) -> Vec<CallSite> {
     let raw: Vec<RawCall> = places.iter().filter_map(|place| place.call(data)).collect();
     // A program has one runtime, and so one format.
     let format = LineFormat::of(raw.iter().map(|call| call.location));
-    let calls = raw.iter().filter_map(|call| call.resolve(data, format));
+    let mut texts = Texts::of(data);
+    let calls = raw
+        .iter()
+        .filter_map(|call| call.resolve(&mut texts, format));
     let mut calls: Vec<CallSite> = calls.collect();
     calls.sort_by_key(|call| call.return_address);
     calls
@@ -148,21 +154,32 @@ fn relocate(data: &mut [u8], address: FileAddr, relocations: impl Iterator<Item 
 }
 
 /// The code of a file, without the segments that [`ElfFile::read_wanted`] leaves out.
-struct CodeSegments(Vec<(Segment, Vec<u8>)>);
+struct CodeSegments {
+    each: Vec<(Segment, Vec<u8>)>,
+    index: SegmentIndex,
+}
 
 impl CodeSegments {
     fn of(elf: &ElfFile) -> CodeSegments {
-        CodeSegments(elf.read_wanted(|segment| segment.executable).collect())
+        CodeSegments::new(elf.read_wanted(|it| it.executable).collect())
+    }
+
+    fn new(each: Vec<(Segment, Vec<u8>)>) -> CodeSegments {
+        let segments: Vec<Segment> = each.iter().map(|(segment, _)| *segment).collect();
+        let index = SegmentIndex::of_code(&segments);
+        CodeSegments { each, index }
     }
 
     /// Whether a call ends at `address`.
     fn is_after_call(&self, address: u64) -> bool {
-        let before = self.0.iter().find_map(|(segment, bytes)| {
-            let end = usize::try_from(address.checked_sub(segment.start.0)?).ok()?;
+        let before = || {
+            let index = self.index.find(FileAddr(address.checked_sub(1)?), 1)?;
+            let (segment, bytes) = self.each.get(index)?;
+            let end = usize::try_from(address - segment.start.0).ok()?;
             let code = bytes.get(..end)?;
             Some(&code[end.saturating_sub(LONGEST_CALL)..])
-        });
-        before.is_some_and(ends_with_call)
+        };
+        before().is_some_and(ends_with_call)
     }
 }
 
@@ -378,7 +395,7 @@ impl Location {
 }
 
 impl RawCall {
-    fn resolve(&self, data: &[u8], format: LineFormat) -> Option<CallSite> {
+    fn resolve(&self, texts: &mut Texts<'_>, format: LineFormat) -> Option<CallSite> {
         let Location { offset, words } = self.location;
         let info = offset.checked_add((words[0] & 0x03ff_fffc) as usize)?;
         // The columns, 8 bytes, come before the name if they are not in the words.
@@ -397,25 +414,52 @@ impl RawCall {
         if line == Some(0) {
             return None;
         }
-        let distance = u32_at(data, info)? as i32;
+        let distance = u32_at(texts.data, info)? as i32;
         let file = info.checked_add_signed(distance as isize)?;
         Some(CallSite {
             return_address: FileAddr(self.return_address),
-            function: text_at(data, name)?,
-            file: text_at(data, file)?,
+            function: texts.at(name)?,
+            file: texts.at(file)?,
             line,
         })
     }
 }
 
-/// The text at an offset, up to its NUL: a name that can be shown.
-fn text_at(data: &[u8], offset: usize) -> Option<TextPlace> {
-    let rest = data.get(offset..)?;
-    let rest = &rest[..rest.len().min(super::MAX_SYMBOL)];
-    let len = memchr::memchr(0, rest).filter(|&len| len > 0)?;
-    let text = std::str::from_utf8(&rest[..len]).ok()?;
-    let is_shown = !text.chars().any(char::is_control);
-    is_shown.then_some(TextPlace { offset, len })
+/// The texts of the data.
+struct Texts<'d> {
+    data: &'d [u8],
+    /// Those that were looked for, by their offsets: many calls are in one function, and in one file.
+    known: HashMap<usize, Option<TextPlace>>,
+    /// How many bytes may still be read. Texts of real data do not overlap.
+    left: usize,
+}
+
+impl Texts<'_> {
+    fn of(data: &[u8]) -> Texts<'_> {
+        Texts {
+            data,
+            known: HashMap::new(),
+            left: 4 * data.len(),
+        }
+    }
+
+    /// The text at an offset, up to its NUL: a name that can be shown.
+    fn at(&mut self, offset: usize) -> Option<TextPlace> {
+        if let Some(known) = self.known.get(&offset) {
+            return *known;
+        }
+        let rest = self.data.get(offset..)?;
+        let rest = &rest[..rest.len().min(super::MAX_SYMBOL).min(self.left)];
+        let end = memchr::memchr(0, rest);
+        self.left -= end.unwrap_or(rest.len());
+        let text = end.filter(|&len| len > 0).and_then(|len| {
+            let text = std::str::from_utf8(&rest[..len]).ok()?;
+            let is_shown = !text.chars().any(char::is_control);
+            is_shown.then_some(TextPlace { offset, len })
+        });
+        self.known.insert(offset, text);
+        text
+    }
 }
 
 #[cfg(test)]

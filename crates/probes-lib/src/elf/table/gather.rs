@@ -6,6 +6,7 @@ use std::str;
 
 use crate::address::{CodeRange, FileAddr};
 use crate::elf::note::{self, Note};
+use crate::elf::segment_index::SegmentIndex;
 use crate::elf::{ElfFile, Segment, within};
 use crate::error::{ElfDefect, Error, FileError, ProbeDefect, ProbeError, Result};
 use crate::site::{SITE_LEN, SiteCode};
@@ -105,6 +106,10 @@ fn expected_notes(elf: &ElfFile) -> usize {
 /// Reads and checks the notes.
 pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<GatheredNotes> {
     let base = base_address(elf);
+    let (code, data) = (
+        SegmentIndex::of_code(segments),
+        SegmentIndex::of_data(segments),
+    );
     let semaphore_section = elf.section_range(SEMAPHORE_SECTION);
     let mut found = GatheredNotes::default();
     let mut foreign: Vec<FileAddr> = Vec::new();
@@ -125,7 +130,7 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<GatheredNote
         };
         let fail = |defect| wrong_note(elf, &note, defect);
         let counter =
-            counter_address(&note, shift, generation, segments, semaphore_section).map_err(fail)?;
+            counter_address(&note, shift, generation, &data, semaphore_section).map_err(fail)?;
         let last = recent.at(counter);
         let known = found.semaphores.get(*last as usize).is_some_and(|one| {
             (one.counter, one.generation) == (counter, generation)
@@ -141,7 +146,7 @@ pub(super) fn gather(elf: &ElfFile, segments: &[Segment]) -> Result<GatheredNote
             });
         }
         let semaphore = *last;
-        if let Some(address) = site_address(&note, shift, generation, segments).map_err(fail)? {
+        if let Some(address) = site_address(&note, shift, generation, &code).map_err(fail)? {
             let text = note.arguments;
             if !text.is_ascii() && str::from_utf8(text).is_err() {
                 return Err(fail(ProbeDefect::Arguments));
@@ -238,7 +243,7 @@ fn site_address(
     note: &Note<'_>,
     shift: u64,
     generation: Generation,
-    segments: &[Segment],
+    code: &SegmentIndex,
 ) -> Result<Option<FileAddr>, ProbeDefect> {
     if note.pc == 0 {
         return if generation.allows_no_site() {
@@ -248,9 +253,7 @@ fn site_address(
         };
     }
     let address = FileAddr(note.pc.wrapping_add(shift));
-    segments
-        .iter()
-        .any(|segment| segment.executable && segment.holds_in_file(address, SITE_LEN as u64))
+    code.holds(address, SITE_LEN as u64)
         .then_some(Some(address))
         .ok_or(ProbeDefect::SiteOutside(address))
 }
@@ -261,7 +264,7 @@ fn counter_address(
     note: &Note<'_>,
     shift: u64,
     generation: Generation,
-    segments: &[Segment],
+    data: &SegmentIndex,
     section: Option<(FileAddr, u64)>,
 ) -> Result<FileAddr, ProbeDefect> {
     if note.semaphore == 0 {
@@ -272,9 +275,7 @@ fn counter_address(
     if !section.is_some_and(|(start, len)| within(start, len, counter, COUNTER_LEN)) {
         return Err(ProbeDefect::SemaphoreOutside(counter));
     }
-    segments
-        .iter()
-        .any(|segment| segment.writable && segment.holds_in_memory(counter, COUNTER_LEN))
+    data.holds(counter, COUNTER_LEN)
         .then_some(counter)
         .ok_or(ProbeDefect::SemaphoreNotWritable(counter))
 }

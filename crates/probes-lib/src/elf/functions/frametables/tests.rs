@@ -16,7 +16,7 @@ fn code() -> CodeSegments {
         executable: true,
         writable: false,
     };
-    CodeSegments(vec![(segment, bytes)])
+    CodeSegments::new(vec![(segment, bytes)])
 }
 
 /// Data that is built part by part.
@@ -173,6 +173,20 @@ fn data_of_another_shape_is_no_table() {
         damaged[offset] = byte;
         assert_eq!(calls(&damaged), [], "{offset:#x}");
     }
+}
+
+#[test]
+fn texts_without_end_are_read_a_few_times() {
+    let mut data = b"known\0".to_vec();
+    data.resize(1 << 18, b'x');
+    let mut texts = Texts::of(&data);
+    let known = TextPlace { offset: 0, len: 5 };
+    assert_eq!(texts.at(0), Some(known));
+    let all = texts.left;
+    assert!((6..data.len()).all(|offset| texts.at(offset).is_none()));
+    assert!(all > data.len() && texts.left == 0);
+    // It is read once.
+    assert_eq!(texts.at(0), Some(known));
 }
 
 #[test]
