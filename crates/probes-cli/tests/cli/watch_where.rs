@@ -62,7 +62,7 @@ fn expressions_choose_the_calls_of_c() {
             for (flags, words, shown) in [
                 (
                     "numbers -where int(arg3)==5&&arg1<0",
-                    "0 -1 -9223372036854775808 5 120 0",
+                    "0 -1 9223372036854775808 5 120 0",
                     true,
                 ),
                 ("numbers -where int(arg3)!=5", "", false),

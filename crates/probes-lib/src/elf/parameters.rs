@@ -34,25 +34,25 @@ pub(crate) struct Signature {
 pub(crate) struct RegisterValue {
     /// How many bytes it has: 1, 2, 4 or 8.
     pub(crate) size: u8,
-    /// Whether it may be negative; not known of 8 bytes, which may be a pointer.
+    /// Whether it may be negative.
     pub(crate) signed: bool,
 }
 
 impl RegisterValue {
-    /// Of 8 bytes.
+    /// Of 8 bytes: a pointer, or any number.
     pub(crate) const WORD: RegisterValue = RegisterValue {
         size: 8,
-        signed: false,
+        signed: true,
     };
 
     /// Of a size in bytes, if a value of that size can be.
     fn of(size: u64, signed: bool) -> Option<RegisterValue> {
         match size {
-            1 | 2 | 4 => Some(RegisterValue {
+            1 | 2 | 4 | 8 => Some(RegisterValue {
                 size: size as u8,
                 signed,
             }),
-            3 | 5..=8 => Some(RegisterValue::WORD),
+            3 | 5..=7 => Some(RegisterValue::WORD),
             _ => None,
         }
     }
@@ -461,12 +461,12 @@ mod tests {
             // Of each argument, then of the result: its size, negative if it may be; 0 if it has none.
             type Sizes = (&'static [i8], i8);
             let expected: [(&str, Option<Sizes>); 8] = [
-                ("numbers", Some((&[-4, 8, 8, -2, -1, 8], 8))),
-                ("texts", Some((&[8, 8, 8, 8, 8, -4], 8))),
+                ("numbers", Some((&[-4, -8, 8, -2, -1, -8], -8))),
+                ("texts", Some((&[-8, -8, -8, -8, -8, -4], -8))),
                 ("narrow", Some((&[-4, 4, -2, 2, -1, 1], -4))),
                 ("floats", Some((&[-4], 0))),
                 ("scales", Some((&[-4], 0))),
-                ("takes", Some((&[8], 0))),
+                ("takes", Some((&[-8], 0))),
                 ("pairs", None),
                 ("pair", None),
             ];
@@ -677,7 +677,7 @@ mod tests {
         let bits = write::AttributeValue::Udata(17);
         entries.set(entries.int, constants::DW_AT_bit_size, bits);
         entries.parameter(function, entries.int);
-        assert_eq!(entries.read(&[0x1000]), [Some(vec![8])]);
+        assert_eq!(entries.read(&[0x1000]), [Some(vec![-8])]);
     }
 
     #[test]
@@ -708,6 +708,7 @@ mod tests {
             assert_eq!(RegisterValue::of(size, false).map(|it| it.size), expected);
         }
         assert_eq!(RegisterValue::of(8, true), Some(RegisterValue::WORD));
+        assert_ne!(RegisterValue::of(8, false), Some(RegisterValue::WORD));
         assert_eq!(RegisterValue::of(16, false), None);
     }
 

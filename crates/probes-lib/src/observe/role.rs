@@ -351,10 +351,10 @@ pub(crate) struct ArgumentFormat {
 }
 
 impl ArgumentFormat {
-    /// Any word.
+    /// A word of an unknown type: if it is a number, it may be negative.
     pub(crate) const WORD: ArgumentFormat = ArgumentFormat {
         size: 8,
-        signed: false,
+        signed: true,
         is_float: false,
     };
 

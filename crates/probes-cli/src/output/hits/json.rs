@@ -90,6 +90,8 @@ struct HitFields<'h> {
 #[serde(rename_all = "snake_case")]
 pub(in crate::output) enum Argument<'a> {
     Int(i64),
+    #[serde(rename = "int")]
+    Unsigned(u64),
     Float(Float),
     String(Text),
     Int32(i32),
@@ -187,6 +189,7 @@ impl<'a> Argument<'a> {
     pub(in crate::output) fn of(value: &'a Value) -> Argument<'a> {
         match value {
             Value::Int(number) => Argument::Int(*number),
+            Value::Unsigned(number) => Argument::Unsigned(*number),
             Value::Float(number) => Argument::Float(Float(*number)),
             Value::String { bytes, is_whole } => Argument::String(Text::of(bytes, *is_whole)),
             Value::Int32(number) => Argument::Int32(*number),
@@ -254,6 +257,8 @@ mod tests {
     fn json_values_have_their_kind() {
         let json = |value: &Value| serde_json::to_string(&Argument::of(value)).unwrap();
         assert_eq!(json(&Value::Int(7)), r#"{"int":7}"#);
+        let most = json(&Value::Unsigned(u64::MAX));
+        assert_eq!(most, r#"{"int":18446744073709551615}"#);
         assert_eq!(
             json(&Value::Float(f64::INFINITY)),
             r#"{"float":"infinity"}"#

@@ -10,6 +10,7 @@ use crate::text::{Escaped, ocaml_string};
 pub(in crate::output) fn in_ocaml(value: &Value) -> String {
     match value {
         Value::Int(number) => number.to_string(),
+        Value::Unsigned(number) => number.to_string(),
         Value::Int32(number) => format!("{number}l"),
         Value::Int64(number) => format!("{number}L"),
         Value::Nativeint(number) => format!("{number}n"),
@@ -114,6 +115,7 @@ mod tests {
         };
         for (value, written) in [
             (Value::Int(-7), "-7"),
+            (Value::Unsigned(u64::MAX), "18446744073709551615"),
             (Value::Int64(7), "7L"),
             (Value::Int32(7), "7l"),
             (Value::Nativeint(7), "7n"),

@@ -31,6 +31,8 @@ pub enum Value {
     /// An immediate: an `int`, a `bool`, a `char`, `()`, a constructor without arguments. Of C, a word that is no
     /// address.
     Int(i64),
+    /// Of C, an unsigned number of 64 bits that is more than an `i64` holds.
+    Unsigned(u64),
     /// A `float`.
     Float(f64),
     /// A `string` or `bytes`. Of C, what a word points to, if that is text.
@@ -339,7 +341,8 @@ impl RecordedArgument<'_> {
         match self.words {
             Some(words) => text(words.get(skipped..).unwrap_or_default()),
             None if ADDRESSES.contains(&self.value) => None,
-            None => Some(Value::Int(self.value as i64)),
+            None if self.signed => Some(Value::Int(self.value as i64)),
+            None => Some(i64::try_from(self.value).map_or(Value::Unsigned(self.value), Value::Int)),
         }
         .unwrap_or(Value::Unread(self.value))
     }
@@ -541,11 +544,11 @@ pub(crate) mod tests {
 
     #[test]
     fn words_of_c_are_numbers_text_or_addresses() {
-        let word = |value: u64, words: Option<&[u8]>| {
+        let typed = |signed, value: u64, words: Option<&[u8]>| {
             let recorded = RecordedArgument {
                 source: ArgumentSource::Register(Register::RDI),
                 size: 8,
-                signed: false,
+                signed,
                 is_float: false,
                 is_c: true,
                 value,
@@ -554,6 +557,7 @@ pub(crate) mod tests {
             };
             recorded.decode(&mut |_| CustomKind::Unknown)
         };
+        let word = |value, words| typed(true, value, words);
         let text = |text: &str, is_whole| Value::String {
             bytes: text.as_bytes().to_vec(),
             is_whole,
@@ -566,6 +570,15 @@ pub(crate) mod tests {
             (1 << 47, Value::Int(1 << 47)),
         ] {
             assert_eq!(word(value, None), expected);
+        }
+        for (value, expected) in [
+            (7, Value::Int(7)),
+            (u64::MAX >> 1, Value::Int(i64::MAX)),
+            (1 << 63, Value::Unsigned(1 << 63)),
+            (u64::MAX, Value::Unsigned(u64::MAX)),
+            (1 << 32, Value::Unread(1 << 32)),
+        ] {
+            assert_eq!(typed(false, value, None), expected);
         }
         // At a multiple of 8, and 3 after one.
         assert_eq!(word(0x1000, Some(b"GET\0xxxx")), text("GET", true));
