@@ -1,6 +1,5 @@
 //! Several processes that are observed together, and give one answer.
 
-use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use probes_lib::{Observation, Observer, Options, Target};
@@ -69,6 +68,10 @@ struct ObservedProcess {
     observer: Observer,
     /// When the last reading was, since the beginning.
     read_at: Option<Duration>,
+    /// The index of its reading among those of all.
+    reading: Option<usize>,
+    /// Whether it was read together with the others, in the end.
+    is_read_last: bool,
     /// When a reading failed: it is not read again.
     failed_at: Option<Duration>,
     /// Since when it is observed.
@@ -81,6 +84,8 @@ impl ObservedProcess {
         ObservedProcess {
             observer,
             read_at: None,
+            reading: None,
+            is_read_last: false,
             failed_at: None,
             since: Instant::now(),
             warning: GapWarning::default(),
@@ -179,12 +184,10 @@ impl<'o> SeveralObservations<'o> {
             }
         }
         let lasted = self.begun.elapsed();
-        let are_read = if self.request.reads_all_before_removal {
-            self.read_last(lasted, &mut last, handler)
-        } else {
-            HashSet::new()
-        };
-        self.remove_all(lasted, &mut last, &are_read, handler);
+        if self.request.reads_all_before_removal {
+            self.read_last(lasted, &mut last, handler);
+        }
+        self.remove_all(lasted, &mut last, handler);
         self.restore_forked();
         let (output_was_read, rest_printed) = self.interruptible.end();
         printed = printed.and(rest_printed);
@@ -208,13 +211,12 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
-    /// Removes the observation from all processes, whatever has failed so far. Of those that `are_read`, the last
+    /// Removes the observation from all processes, whatever has failed so far. Of those that were read together, the last
     /// reading stays.
     fn remove_all<H: ReadingHandler>(
         &mut self,
         lasted: Duration,
         last: &mut Vec<(i32, H::Reading)>,
-        are_read: &HashSet<i32>,
         handler: &mut H,
     ) {
         let signals = self.interruptible.signals();
@@ -229,13 +231,13 @@ impl<'o> SeveralObservations<'o> {
                     let gaps = gaps_without_separate(&self.forked, &one.observer);
                     one.warning.update(&messages, &gaps);
                     let reading = handler.last(pid, report, lead);
-                    if !are_read.contains(&pid) {
-                        keep(last, pid, reading);
+                    if !one.is_read_last {
+                        keep(last, &mut one.reading, pid, reading);
                     }
                 }
                 Err(error) => match exit_or_exec(&error) {
-                    // Nothing is missing: its last reading is as late as those of the others.
-                    Some(_) if are_read.contains(&pid) => {}
+                    // The others are read no later than it was.
+                    Some(_) if one.is_read_last => {}
                     Some(exit_or_exec) => {
                         let subject = format!("process {pid} {exit_or_exec}");
                         let ended = one.failed_at.unwrap_or(lasted);
@@ -264,7 +266,7 @@ impl<'o> SeveralObservations<'o> {
             match handler.read(pid, &mut one.observer, lead(self.begun, one.since)) {
                 Ok(Some(reading)) => {
                     one.read_at = Some(at);
-                    keep(last, pid, reading);
+                    keep(last, &mut one.reading, pid, reading);
                 }
                 Ok(None) => {}
                 Err(error) => {
@@ -277,15 +279,13 @@ impl<'o> SeveralObservations<'o> {
         }
     }
 
-    /// Reads each process once more. Returns the pids of those that were read: why others were not, the removal
-    /// tells.
+    /// Reads each process once more. Of those that cannot be read, the removal tells what is wrong.
     fn read_last<H: ReadingHandler>(
         &mut self,
         at: Duration,
         last: &mut Vec<(i32, H::Reading)>,
         handler: &mut H,
-    ) -> HashSet<i32> {
-        let mut are_read = HashSet::new();
+    ) {
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
             let pid = target.pid();
             let reading = match one.failed_at {
@@ -294,11 +294,10 @@ impl<'o> SeveralObservations<'o> {
             };
             if let Ok(Some(reading)) = reading {
                 one.read_at = Some(at);
-                keep(last, pid, reading);
-                are_read.insert(pid);
+                keep(last, &mut one.reading, pid, reading);
+                one.is_read_last = true;
             }
         }
-        are_read
     }
 
     /// Begins the time of the observation, now that all processes are observed.
@@ -452,10 +451,31 @@ fn lead(begun: Instant, since: Instant) -> Duration {
     begun.saturating_duration_since(since)
 }
 
-/// Keeps a reading of a process, in place of the previous one.
-fn keep<T>(last: &mut Vec<(i32, T)>, pid: i32, reading: T) {
-    match last.iter_mut().find(|(of, _)| *of == pid) {
+/// Keeps a reading of a process, in place of the previous one, whose `index` is kept. Another process may have had its pid
+/// before.
+fn keep<T>(last: &mut Vec<(i32, T)>, index: &mut Option<usize>, pid: i32, reading: T) {
+    match index.and_then(|index| last.get_mut(index)) {
         Some((_, kept)) => *kept = reading,
-        None => last.push((pid, reading)),
+        None => {
+            *index = Some(last.len());
+            last.push((pid, reading));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_one_pid_keep_their_readings() {
+        let mut last = Vec::new();
+        let (mut first, mut other, mut second) = (None, None, None);
+        keep(&mut last, &mut first, 7, "a");
+        keep(&mut last, &mut other, 8, "b");
+        keep(&mut last, &mut first, 7, "c");
+        keep(&mut last, &mut second, 7, "d");
+        keep(&mut last, &mut other, 8, "e");
+        assert_eq!(last, [(7, "c"), (8, "e"), (7, "d")]);
     }
 }
