@@ -247,6 +247,7 @@ fn undo(
             messages.with_pid(pid)
         }
     };
+    (0..sessions.joined()).for_each(|_| failures.add_process());
     let observed_separately = sessions.observed_separately();
     let mut gone = Vec::new();
     for session in sessions.each_mut() {

@@ -33,6 +33,8 @@ struct Following {
     forked: ForkedProcesses,
     observation: Observation,
     options: Options,
+    /// How many are observed.
+    joined: usize,
     /// The processes that could not be observed.
     failed: Vec<(i32, Failure)>,
     /// The processes whose hits and times until they were found are missing, each with the process that has forked
@@ -110,6 +112,7 @@ impl Sessions {
             forked: ForkedProcesses::default(),
             observation,
             options: without_take_over(options),
+            joined: 0,
             failed: Vec::new(),
             late: Vec::new(),
             without_row: 0,
@@ -136,6 +139,7 @@ impl Sessions {
                     if it.is_late {
                         following.late.push((it.pid, parent.pid()));
                     }
+                    following.joined += 1;
                     joining.push(session);
                 }
                 Err(error) if exit_or_exec(&error).is_some() => {}
@@ -172,6 +176,11 @@ impl Sessions {
     pub(super) fn observed_separately(&self) -> HashSet<i32> {
         let following = self.following.as_ref();
         following.map_or_else(HashSet::new, |it| it.forked.observed_separately().clone())
+    }
+
+    /// How many forked processes were observed by themselves.
+    pub(super) fn joined(&self) -> usize {
+        self.following.as_ref().map_or(0, |it| it.joined)
     }
 
     /// Returns the sessions, in the order in which they began.
