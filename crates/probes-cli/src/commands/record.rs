@@ -44,9 +44,10 @@ still running. What came faster than it could be read is lost: an instant says w
 and so do a warning and the summary. If the disk is full, or the tool is killed, what was written
 can be read. docs/record.md says more.
 
-With -until NAME it ends when that probe is hit, with -over when a pair or a call has taken so long.
-With -last 10s only the last 10 seconds are kept, in memory, and written in the end: a flight
-recorder.
+With -until NAME it ends when that probe is hit, with -over when a pair or a call that ends has
+taken so long. One that does not end, as in a program that hangs, does not end the recording: then
+Ctrl-C does, and it is drawn as still running. With -last 10s only the last 10 seconds are kept, in
+memory, and written in the end: a flight recorder.
 
 When the duration is over, on Ctrl-C, or when the process exits, it prints in plain format:
     slices N instants N values N unwound N running N without_stop N
