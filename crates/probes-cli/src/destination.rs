@@ -4,10 +4,13 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, LineWriter, Write, stderr, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::failure::Failure;
@@ -45,10 +48,10 @@ pub(crate) struct AnswerFile {
 }
 
 impl AnswerFile {
-    /// Opens a file, or creates it. If it is a pipe without a reader, this waits for one.
-    fn open(path: &Path) -> io::Result<AnswerFile> {
-        let mut file = OpenOptions::new();
-        let file = file.write(true).create(true).truncate(false).open(path)?;
+    /// Opens a file, or creates it.
+    fn open(path: &Path, messages: &Messages) -> io::Result<AnswerFile> {
+        let mut options = OpenOptions::new();
+        let file = open_to_write(options.create(true).truncate(false), path, messages)?;
         let is_emptied = AtomicBool::new(!file.metadata()?.is_file());
         Ok(AnswerFile { file, is_emptied })
     }
@@ -139,8 +142,8 @@ impl Output {
 
 impl Destination {
     /// Opens or creates the file of -o.
-    pub(crate) fn file(path: &Path) -> Result<Destination, Failure> {
-        let file = AnswerFile::open(path);
+    pub(crate) fn file(path: &Path, messages: &Messages) -> Result<Destination, Failure> {
+        let file = AnswerFile::open(path, messages);
         let file = file.map_err(|error| Failure::WriteFile(path.to_owned(), error))?;
         Ok(Destination::File(Arc::new(file)))
     }
@@ -186,6 +189,40 @@ impl Destination {
             Destination::File(file) => action(file.file.as_fd()),
         }
     }
+}
+
+/// Opens a file to be written to. Waits for a reader if it is a pipe without one, and says so. Has to be called before
+/// signals are blocked, so that they end the wait.
+pub(crate) fn open_to_write(
+    options: &mut OpenOptions,
+    path: &Path,
+    messages: &Messages,
+) -> io::Result<File> {
+    let options = options.write(true);
+    let mut at_once = options.clone();
+    match at_once.custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
+        Ok(file) => {
+            // Writes wait for room.
+            let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
+            fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+            Ok(file)
+        }
+        Err(error) if is_pipe_without_reader(path, &error) => {
+            let path_shown = path.display();
+            messages.note(&format!(
+                "{path_shown} is a pipe that no process reads: waits for a reader, until Ctrl-C"
+            ));
+            options.open(path)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// fifo(7): "A process can open a FIFO in nonblocking mode. [...] opening for write-only will fail with ENXIO (no such
+/// device or address) unless the other end has already been opened."
+fn is_pipe_without_reader(path: &Path, error: &io::Error) -> bool {
+    let is_pipe = || path.metadata().is_ok_and(|it| it.file_type().is_fifo());
+    error.raw_os_error() == Some(Errno::ENXIO as i32) && is_pipe()
 }
 
 /// Writes a result to standard output.

@@ -23,6 +23,7 @@ use crate::flags::{
     Checked, DurationFlag, FORCE_HELP, GivenTarget, OutputFlags, ProcessOrProgram, RecordedFlags,
     SeccompFlag, TakeOver, duration, with_regexp_help,
 };
+use crate::messages::Messages;
 use crate::output::{SUFFIXES, TimelineFile, TimelineFormat};
 use crate::usage::UsageError;
 
@@ -113,7 +114,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
 fn of_process(args: &Args, file: &NamedFile, pid: i32) -> Result<(), Failure> {
     let output = args.output.open_stdout().with_pid(pid);
     let target = open_to_observe(pid, args.recorded.needs_probes(), &output.messages)?;
-    let mut recording = Recording::new(args, &output, (pid, target.program()), file.create()?);
+    let file = file.create(&output.messages)?;
+    let mut recording = Recording::new(args, &output, (pid, target.program()), file);
     let failures = if args.recorded.observes() {
         recording.observe(&target)?
     } else {
@@ -150,7 +152,7 @@ impl NamedFile {
         Ok(NamedFile { path, format })
     }
 
-    fn create(&self) -> Result<(TimelineFile, TimelineFormat), Failure> {
-        Ok((TimelineFile::create(&self.path)?, self.format))
+    fn create(&self, messages: &Messages) -> Result<(TimelineFile, TimelineFormat), Failure> {
+        Ok((TimelineFile::create(&self.path, messages)?, self.format))
     }
 }

@@ -104,7 +104,8 @@ impl OutputOptions {
     }
 
     fn open_or(&self, default: Destination) -> Result<Output, Failure> {
-        let file = self.file.as_deref().map(Destination::file).transpose()?;
+        let open = |path| Destination::file(path, &self.messages);
+        let file = self.file.as_deref().map(open).transpose()?;
         Ok(Output {
             format: self.format,
             messages: self.messages,

@@ -9,7 +9,8 @@ use std::process::{ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use serde_json::Value;
 use test_support::tmux::Terminal;
 use test_support::{Scratch, Talker, eventually, fixture_forms, program, program_forms};
@@ -1192,4 +1193,23 @@ fn progress_of_recordings_is_shown_on_terminals_alone() {
     let said = run_command(&mut record_command(pid, &flags, &file));
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(!said.stderr.contains("recording "), "{}", said.stderr);
+}
+
+#[test]
+fn signals_end_the_wait_for_a_reader() {
+    let scratch = Scratch::new();
+    let pipe = scratch.file("out.json");
+    mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+    let program = program("requests");
+    for flags in ["-fn Requests.stop", "-fn Requests.stop -gc", "-off-cpu"] {
+        for signal in [Signal::SIGINT, Signal::SIGTERM] {
+            let mut command = command(["record", "-prog"]);
+            command.arg(&program).args(flags.split(' '));
+            command.arg("-o").arg(&pipe);
+            let mut waiting = started(command, "no process reads: waits for a reader");
+            kill(Pid::from_raw(waiting.tool.pid()), signal).unwrap();
+            let status = waiting.tool.guard().wait();
+            assert_eq!(status.signal(), Some(signal as i32), "{flags}");
+        }
+    }
 }

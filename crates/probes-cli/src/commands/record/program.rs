@@ -61,8 +61,8 @@ fn with_waits(
     program: &Path,
     arguments: &[OsString],
 ) -> Result<ExitCode, Failure> {
-    let file = file.create()?;
     let output = args.output.open_stderr();
+    let file = file.create(&output.messages)?;
     let started = StartedProgram::start(program, arguments, [])?;
     let pid = started.pid();
     let output = output.with_pid(pid);
@@ -87,8 +87,8 @@ fn with_events(
     program: &Path,
     arguments: &[OsString],
 ) -> Result<ExitCode, Failure> {
-    let file = file.create()?;
     let output = args.output.open_stderr();
+    let file = file.create(&output.messages)?;
     let started = ProgramWithEvents::start(program, arguments, &output.messages)?;
     let pid = started.pid();
     let output = output.with_pid(pid);
@@ -118,9 +118,10 @@ fn observed(
     // Before the program is started, because it may fail.
     let wait = Wait::prepare().map_err(Failure::of_waiting)?;
     let output = args.output.open_stderr();
+    // Before there is anything to remove: while it waits for the reader of a pipe, a signal ends it.
+    let file = file.create(&output.messages)?;
     let make_directory = || EventsDirectory::make(program, &output.messages);
     let directory = args.recorded.gc.then(make_directory).transpose()?;
-    let file = file.create()?;
     let mut command = Command::new(program);
     command.args(arguments);
     if let Some(directory) = &directory {

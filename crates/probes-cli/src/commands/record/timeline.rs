@@ -441,6 +441,7 @@ mod tests {
     use super::super::track_writer::{ENDED, MAX_TRACKS};
     use super::phases::LOST;
     use super::*;
+    use crate::messages::Messages;
     use crate::output::{TimelineFile, TimelineFormat, TracedProcess};
 
     fn sink(path: &std::path::Path, last: Option<Duration>) -> Sink {
@@ -451,7 +452,7 @@ mod tests {
             boottime: 0,
             realtime: 0,
         };
-        let file = TimelineFile::create(path).unwrap();
+        let file = TimelineFile::create(path, &Messages::default()).unwrap();
         let format = TimelineFormat::of(path).unwrap();
         Sink::new(format, &process, file, last)
     }

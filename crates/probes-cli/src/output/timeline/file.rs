@@ -13,7 +13,9 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::destination::open_to_write;
 use crate::failure::Failure;
+use crate::messages::Messages;
 use crate::replacement::Replacement;
 
 /// A file that is written block by block.
@@ -36,13 +38,14 @@ pub(crate) struct TimelineFile {
 
 impl TimelineFile {
     /// Opens a file, or creates it. Its old contents stay until the first block is written.
-    pub(crate) fn create(path: &Path) -> Result<TimelineFile, Failure> {
+    pub(crate) fn create(path: &Path, messages: &Messages) -> Result<TimelineFile, Failure> {
         let open = || {
             let mut options = OpenOptions::new();
             let options = options.write(true);
             let (file, is_new) = match options.clone().create_new(true).open(path) {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    (options.create(true).truncate(false).open(path)?, false)
+                    let options = options.create(true).truncate(false);
+                    (open_to_write(options, path, messages)?, false)
                 }
                 opened => (opened?, true),
             };
