@@ -1,7 +1,7 @@
-//! `serve`: an exporter of what processes record, for Prometheus. Three threads: the main one reads the processes, one
-//! finds them and begins to observe them ([`scan`]), and one serves clients ([`http`]). A client waits for the next
-//! reading of the processes, but never for a process that is about to be observed; and no client delays the other two
-//! threads.
+//! `serve`: an exporter of what processes record, for Prometheus. Four threads: the main one reads the processes, one
+//! finds them and begins to observe them ([`scan`]), one makes pages of what was read ([`page_maker`]), which may take long, and one
+//! serves clients ([`http`]). A client waits for the next reading of the processes, but never for a process that is about to be
+//! observed; and no client delays the thread that reads, whose runtime events are overwritten if they are not read in time.
 
 mod exposition;
 mod figures;
@@ -9,6 +9,7 @@ mod http;
 mod notifications;
 mod observed;
 mod page;
+mod page_maker;
 mod processes;
 mod scan;
 
@@ -29,7 +30,8 @@ use tokio::sync::oneshot;
 use self::exposition::TextFormat;
 use self::http::{Server, ServerFigures};
 use self::notifications::{Notification, NotificationReceiver, notifications};
-use self::page::{ShownExporter, page};
+use self::page::ShownExporter;
+use self::page_maker::{PageMaker, PageRequest};
 use self::processes::Processes;
 use self::scan::{Scanner, ServeRequest};
 use crate::descriptors;
@@ -142,7 +144,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let scanner_sender = sender.clone();
     let scan = || {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scanner.run())) {
-            scanner_sender.send(Notification::ScannerPanicked(panic));
+            scanner_sender.send(Notification::Panicked(panic));
         }
     };
     let processes = Processes::new(
@@ -152,6 +154,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         args.selection.is_one_pid(),
         output.messages,
     );
+    let page_maker = PageMaker::start(sender.clone())?;
     let server_figures = Arc::new(ServerFigures::default());
     let server = Server {
         listener,
@@ -169,6 +172,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         server: Some(server),
         server_figures,
         scrapes: Vec::new(),
+        page_maker,
+        makes_page: false,
         shown: ShownExporter::default(),
     };
     let ended = thread::scope(|scope| {
@@ -204,6 +209,9 @@ struct Exporter<'e> {
     server_figures: Arc<ServerFigures>,
     /// The clients that wait for a page.
     scrapes: Vec<(TextFormat, oneshot::Sender<Bytes>)>,
+    page_maker: PageMaker,
+    /// Whether a page is being made: there is one at a time.
+    makes_page: bool,
     shown: ShownExporter,
 }
 
@@ -213,7 +221,7 @@ impl Exporter<'_> {
     fn run(&mut self) -> Result<(), Failure> {
         let mut read_at = Instant::now();
         loop {
-            let is_scraped = !self.scrapes.is_empty();
+            let is_scraped = !self.scrapes.is_empty() && !self.makes_page;
             let interval = if is_scraped {
                 SHORTEST_INTERVAL
             } else {
@@ -258,7 +266,8 @@ impl Exporter<'_> {
     fn handle(&mut self, notification: Notification) -> Result<(), Failure> {
         match notification {
             Notification::Scrape { format, reply } => self.scrapes.push((format, reply)),
-            Notification::ScannerPanicked(panic) => resume_unwind(panic),
+            Notification::PageMade => self.makes_page = false,
+            Notification::Panicked(panic) => resume_unwind(panic),
             Notification::ServerEnded(source) => {
                 return Err(Failure::System("serve clients", source));
             }
@@ -307,7 +316,7 @@ impl Exporter<'_> {
     fn answer(&mut self) {
         // Clients that have gone need no answer.
         self.scrapes.retain(|(_, reply)| !reply.is_closed());
-        if self.scrapes.is_empty() {
+        if self.scrapes.is_empty() || self.makes_page {
             return;
         }
         let figures = &self.server_figures;
@@ -316,15 +325,14 @@ impl Exporter<'_> {
         self.shown.connections = read(&figures.connections);
         self.shown.timed_out = read(&figures.timed_out);
         self.shown.over_limit = read(&figures.over_limit);
-        let processes = self.processes.shown();
-        let bounds = self.processes.bounds();
-        let mut pages: [Option<Bytes>; 2] = [None, None];
-        for (format, reply) in self.scrapes.drain(..) {
-            let page = pages[format as usize]
-                .get_or_insert_with(|| page(format, bounds, &processes, &self.shown).into());
-            // If the client has gone, it needs no answer.
-            let _ = reply.send(page.clone());
-        }
+        self.shown.unshown = self.processes.unshown();
+        self.makes_page = true;
+        self.page_maker.make(PageRequest {
+            bounds: self.processes.bounds().to_vec(),
+            processes: self.processes.shown(),
+            exporter: self.shown,
+            scrapes: std::mem::take(&mut self.scrapes),
+        });
     }
 
     /// Removes the instrumentation from all processes.

@@ -2,14 +2,17 @@
 //! observes.
 //!
 //! Each request has a connection of its own. The length of a request, the time in which it has to arrive, the time that
-//! the whole connection may take, and the number of connections are bounded. If there are too many connections, the
-//! oldest that has not sent its request is closed, or else the oldest that is reading its answer.
+//! the whole connection may take, the number of connections, and the memory for the pages that they read are bounded. If
+//! there are too many connections, the oldest that has not sent its request is closed, or else the oldest that is reading its
+//! answer. Connections that were answered at the same time share a page. If there are too many pages, the oldest
+//! connections that read others than the latest are closed.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::io;
 use std::net::{IpAddr, TcpListener};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -36,6 +39,9 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many connections there may be at a time.
 const MAX_CONNECTIONS: usize = 64;
 
+/// How many bytes the pages have that connections read, unless it is one page. A page has 4 MB of 1,000 functions.
+const MAX_PAGE_BYTES: usize = 64 << 20;
+
 /// The limits of a request.
 const MAX_HEADERS: usize = 64;
 const MAX_REQUEST_BYTES: usize = 16 << 10;
@@ -61,32 +67,91 @@ pub(super) struct Server {
 }
 
 /// How far a connection is.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum ConnectionPhase {
     /// Its request has not been read.
+    #[default]
     Request,
     /// Its answer is being made.
     Waiting,
     /// Its answer is being read.
-    Answer,
+    Answer(PageId),
 }
 
-#[derive(Debug, Default)]
-struct PhaseCell(AtomicU8);
+/// Distinguishes pages that are there at the same time.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct PageId {
+    address: usize,
+    len: usize,
+}
 
 struct Connection {
-    phase: Arc<PhaseCell>,
+    number: u64,
+    phase: ConnectionPhase,
     task: AbortHandle,
 }
 
-impl PhaseCell {
-    fn set(&self, phase: ConnectionPhase) {
-        self.0.store(phase as u8, Ordering::Relaxed);
+/// The connections, the oldest first.
+#[derive(Default)]
+struct Connections {
+    each: Vec<Connection>,
+    /// How many there were.
+    accepted: u64,
+}
+
+impl Connections {
+    /// Makes room for another one; returns whether there is, and whether one was closed for it.
+    fn make_room(&mut self) -> (bool, bool) {
+        self.each.retain(|it| !it.task.is_finished());
+        if self.each.len() < MAX_CONNECTIONS {
+            return (true, false);
+        }
+        let is_before = |it: &Connection| it.phase == ConnectionPhase::Request;
+        let is_after = |it: &Connection| matches!(it.phase, ConnectionPhase::Answer(_));
+        let closed = self.each.iter().position(is_before);
+        let closed = closed.or_else(|| self.each.iter().position(is_after));
+        // Otherwise all wait for an answer, which comes soon.
+        if let Some(closed) = closed {
+            self.each.remove(closed).task.abort();
+        }
+        (closed.is_some(), true)
     }
 
-    fn is(&self, phase: ConnectionPhase) -> bool {
-        self.0.load(Ordering::Relaxed) == phase as u8
+    fn set_phase(&mut self, number: u64, phase: ConnectionPhase) {
+        let mut each = self.each.iter_mut();
+        if let Some(connection) = each.find(|it| it.number == number) {
+            connection.phase = phase;
+        }
     }
+
+    /// A connection reads `page` now. Closes the oldest ones that read others if all pages together have more bytes than
+    /// `most`; returns how many were closed.
+    fn begin_answer(&mut self, number: u64, page: PageId, most: usize) -> u64 {
+        self.set_phase(number, ConnectionPhase::Answer(page));
+        self.each.retain(|it| !it.task.is_finished());
+        let mut closed = 0;
+        loop {
+            let pages = self.each.iter().filter_map(|it| match it.phase {
+                ConnectionPhase::Answer(page) => Some((page.address, page.len)),
+                _ => None,
+            });
+            let pages: BTreeMap<usize, usize> = pages.collect();
+            let is_other = |it: &Connection| matches!(it.phase, ConnectionPhase::Answer(other) if other != page);
+            let oldest = self.each.iter().position(is_other);
+            let Some(oldest) = oldest.filter(|_| pages.values().sum::<usize>() > most) else {
+                return closed;
+            };
+            self.each.remove(oldest).task.abort();
+            closed += 1;
+        }
+    }
+}
+
+/// Shared by the tasks of one thread.
+type SharedConnections = Arc<Mutex<Connections>>;
+
+fn locked(connections: &SharedConnections) -> MutexGuard<'_, Connections> {
+    connections.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Server {
@@ -105,8 +170,7 @@ impl Server {
     async fn serve(self) -> io::Result<Infallible> {
         self.listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(self.listener)?;
-        // The oldest first.
-        let mut connections: Vec<Connection> = Vec::new();
+        let connections = SharedConnections::default();
         loop {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
@@ -117,22 +181,21 @@ impl Server {
                 }
             };
             self.figures.connections.fetch_add(1, Ordering::Relaxed);
-            connections.retain(|it| !it.task.is_finished());
-            if connections.len() >= MAX_CONNECTIONS {
+            let (has_room, is_over_limit) = locked(&connections).make_room();
+            if is_over_limit {
                 self.figures.over_limit.fetch_add(1, Ordering::Relaxed);
-                let mut phases = [ConnectionPhase::Request, ConnectionPhase::Answer].into_iter();
-                let closed =
-                    phases.find_map(|phase| connections.iter().position(|it| it.phase.is(phase)));
-                let Some(closed) = closed else {
-                    // All wait for an answer, which comes soon: the new connection is closed.
-                    continue;
-                };
-                connections.remove(closed).task.abort();
             }
-            let phase = Arc::new(PhaseCell::default());
+            if !has_room {
+                continue;
+            }
+            let mut held = locked(&connections);
+            held.accepted += 1;
+            let number = held.accepted;
             let client = Client {
                 notifications: self.notifications.clone(),
-                phase: phase.clone(),
+                figures: self.figures.clone(),
+                connections: connections.clone(),
+                number,
                 is_loopback: self.is_loopback,
             };
             let figures = self.figures.clone();
@@ -156,8 +219,10 @@ impl Server {
                     figures.timed_out.fetch_add(1, Ordering::Relaxed);
                 }
             });
-            connections.push(Connection {
-                phase,
+            // No other task runs before it is there: this thread runs them all.
+            held.each.push(Connection {
+                number,
+                phase: ConnectionPhase::default(),
                 task: task.abort_handle(),
             });
         }
@@ -167,7 +232,9 @@ impl Server {
 /// One connection.
 struct Client {
     notifications: NotificationSender,
-    phase: Arc<PhaseCell>,
+    figures: Arc<ServerFigures>,
+    connections: SharedConnections,
+    number: u64,
     is_loopback: bool,
 }
 
@@ -184,13 +251,21 @@ impl Client {
         &self,
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, Infallible> {
-        self.phase.set(ConnectionPhase::Waiting);
-        let response = self.response(&request).await;
-        self.phase.set(ConnectionPhase::Answer);
+        locked(&self.connections).set_phase(self.number, ConnectionPhase::Waiting);
+        let mut page = PageId::default();
+        let response = self.response(&request, &mut page).await;
+        let mut connections = locked(&self.connections);
+        let closed = connections.begin_answer(self.number, page, MAX_PAGE_BYTES);
+        self.figures.over_limit.fetch_add(closed, Ordering::Relaxed);
         Ok(response)
     }
 
-    async fn response(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    /// Sets `id` if the answer is a page.
+    async fn response(
+        &self,
+        request: &Request<Incoming>,
+        id: &mut PageId,
+    ) -> Response<Full<Bytes>> {
         if !self.is_loopback_name(request) {
             let why = "this exporter listens on a loopback address only: ask for localhost, or for an address\n";
             return plain(StatusCode::FORBIDDEN, why);
@@ -222,7 +297,13 @@ impl Client {
         self.notifications
             .send(Notification::Scrape { format, reply });
         match page.await {
-            Ok(page) => of_type(format.content_type(), page),
+            Ok(page) => {
+                *id = PageId {
+                    address: page.as_ptr().addr(),
+                    len: page.len(),
+                };
+                of_type(format.content_type(), page)
+            }
             Err(_) => plain(StatusCode::SERVICE_UNAVAILABLE, "the exporter is ending\n"),
         }
     }
@@ -269,6 +350,34 @@ fn of_type(content_type: &'static str, body: Bytes) -> Response<Full<Bytes>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unread_pages_take_bounded_memory() {
+        let runtime = runtime::Builder::new_current_thread().build().unwrap();
+        let waiting = || runtime.spawn(std::future::pending::<()>()).abort_handle();
+        let mut connections = Connections::default();
+        for number in 0..6 {
+            connections.each.push(Connection {
+                number,
+                phase: ConnectionPhase::Waiting,
+                task: waiting(),
+            });
+        }
+        let page = |address| PageId { address, len: 40 };
+        let mut begin = |number, address| connections.begin_answer(number, page(address), 100);
+        // Those that share a page count once.
+        assert_eq!([begin(0, 1), begin(1, 1), begin(2, 2)], [0; 3]);
+        assert_eq!(begin(3, 3), 2);
+        assert_eq!(begin(4, 3), 0);
+        // One page may have more.
+        let large = PageId {
+            address: 9,
+            len: 400,
+        };
+        assert_eq!(connections.begin_answer(5, large, 100), 3);
+        let left: Vec<u64> = connections.each.iter().map(|it| it.number).collect();
+        assert_eq!(left, [5]);
+    }
 
     #[test]
     fn names_of_other_machines_are_not_local() {

@@ -1,4 +1,4 @@
-//! What the two other threads of `serve` (the scanner and the HTTP server) tell the main thread, and how they wake it.
+//! What the other threads of `serve` (the scanner, the HTTP server and the one that makes pages) tell the main thread, and how they wake it.
 
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,13 +36,15 @@ pub(super) enum Notification {
     Gone(i32),
     /// All processes that there are have been looked at; how long it took.
     Scanned(Duration),
-    /// The scanner has panicked with this.
-    ScannerPanicked(Box<dyn Any + Send>),
+    /// The scanner, or what makes pages, has panicked with this.
+    Panicked(Box<dyn Any + Send>),
     /// A client asks for the page.
     Scrape {
         format: TextFormat,
         reply: oneshot::Sender<Bytes>,
     },
+    /// The clients that waited for a page have it.
+    PageMade,
     /// No client is served any more.
     ServerEnded(std::io::Error),
 }

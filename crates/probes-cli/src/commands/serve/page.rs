@@ -43,6 +43,8 @@ pub(super) struct ShownExporter {
     pub(super) over_limit: u64,
     /// How long it took to look for processes.
     pub(super) scan: Duration,
+    /// How many processes are refused and not shown, because there are too many.
+    pub(super) unshown: usize,
 }
 
 const fn family(
@@ -91,6 +93,12 @@ static MISSING: Family = family(
     Gauge,
     "",
     "Probes, pairs and functions that were selected and that the process lacks; the reason is the kind of the error.",
+);
+static UNSHOWN: Family = family(
+    "ocaml_probes_unshown_processes",
+    Gauge,
+    "",
+    "Processes that are refused and are not shown by themselves, because there are too many.",
 );
 static STOPPED: Family = family(
     "ocaml_probes_process_stopped_seconds",
@@ -250,11 +258,12 @@ pub(super) fn page(
     let exited = others().count() - refused;
     for (state, number) in [
         ("observed", observed),
-        ("refused", refused),
+        ("refused", refused + exporter.unshown),
         ("exited", exited),
     ] {
         numbers.add(&none.with("state", state), number);
     }
+    page.family(&UNSHOWN).add(&none, exporter.unshown);
     let each: Vec<(Labels, &ShownProcess)> = processes
         .iter()
         .map(|process| {

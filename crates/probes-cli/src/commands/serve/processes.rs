@@ -1,7 +1,7 @@
 //! [`Processes`]: all processes that are shown: those that are observed, those that are refused, and those that have
 //! just exited.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,8 @@ const OTHERS: &str = "the instrumentation was removed from the others";
 pub(super) struct Processes {
     /// By their pids.
     each: BTreeMap<i32, ServedProcess>,
+    /// Those that are refused and not shown, because there are too many.
+    unshown: BTreeSet<i32>,
     /// What has ended, for the scanner; `None` once the scanner is to end.
     ends: Option<Sender<Ended>>,
     bounds: Vec<Duration>,
@@ -106,6 +108,7 @@ impl Processes {
     ) -> Processes {
         Processes {
             each: BTreeMap::new(),
+            unshown: BTreeSet::new(),
             ends: Some(ends),
             bounds,
             wants_events,
@@ -174,6 +177,7 @@ impl Processes {
 
     /// The process of this pid and program; another program of that pid is forgotten.
     fn of(&mut self, pid: i32, program: String) -> &mut ServedProcess {
+        self.unshown.remove(&pid);
         let process = self.each.entry(pid).or_default();
         if process.program != program {
             *process = ServedProcess {
@@ -260,6 +264,7 @@ impl Processes {
 
     /// A process has exited; if it is still observed, the next reading finds that out.
     pub(super) fn forget(&mut self, pid: i32) {
+        self.unshown.remove(&pid);
         let is_refused = |process: &ServedProcess| process.observed.is_none();
         if let Some(process) = self.each.get_mut(&pid).filter(|it| is_refused(it)) {
             process.refused = None;
@@ -404,11 +409,31 @@ impl Processes {
             let others = self.each.iter().filter(|(_, it)| it.observed.is_none());
             let others = others.filter(|(_, it)| is_too_many || it.rows() > 0);
             let oldest = others.min_by_key(|(_, it)| (it.gone_since.is_none(), it.gone_since));
-            match oldest.map(|(pid, _)| *pid) {
-                Some(pid) => self.each.remove(&pid),
-                None => return,
+            let Some(pid) = oldest.map(|(pid, _)| *pid) else {
+                return;
             };
+            let forgotten = self.each.remove(&pid);
+            if forgotten.is_some_and(|it| it.refused.is_some()) {
+                self.add_unshown(pid);
+            }
         }
+    }
+
+    /// Notes that a process is refused and not shown; warns of the first.
+    fn add_unshown(&mut self, pid: i32) {
+        if self.unshown.is_empty() {
+            self.messages.warning(
+                WarningKind::LeftOut,
+                &format!("more than {MAX_OTHERS} processes are refused: the metrics name no more"),
+                "select fewer by -name; ocaml_probes_unshown_processes is the number of the others",
+            );
+        }
+        self.unshown.insert(pid);
+    }
+
+    /// How many processes are refused and not shown.
+    pub(super) fn unshown(&self) -> usize {
+        self.unshown.len()
     }
 
     /// All processes, with what is read only to be shown.
@@ -512,6 +537,25 @@ mod tests {
         processes.each.insert(5, refused);
         processes.forget_some();
         assert_eq!(processes.each.len(), 2);
+    }
+
+    #[test]
+    fn refused_processes_that_are_not_shown_are_counted() {
+        let mut processes = none();
+        let refuse = |processes: &mut Processes, pid| {
+            let failure = Failure::TooManyProcesses(1);
+            processes.refuse(pid, "server".to_owned(), failure);
+        };
+        let most = MAX_OTHERS as i32;
+        for pid in 1..=most + 3 {
+            refuse(&mut processes, pid);
+        }
+        assert_eq!((processes.each.len(), processes.unshown()), (MAX_OTHERS, 3));
+        // Some that is not shown exits, and some is refused anew, for which another one is not shown.
+        let [gone, again] = [0, 1].map(|at| *processes.unshown.iter().nth(at).unwrap());
+        processes.forget(gone);
+        refuse(&mut processes, again);
+        assert_eq!((processes.each.len(), processes.unshown()), (MAX_OTHERS, 2));
     }
 
     #[test]
