@@ -44,6 +44,7 @@ mod switches;
 mod thread_looks;
 mod threads;
 mod time_sums;
+mod unloaded;
 mod wait_recorder;
 mod waits;
 
@@ -54,7 +55,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::stacks::{Stacks, monotonic_now};
+use crate::stacks::{Stacks, files_pause, monotonic_now};
 pub use activity::Activity;
 pub use answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
 use kernel_records::{KernelRecords, processor_time};
@@ -66,6 +67,7 @@ use sample_pauses::SamplePauses;
 use threads::{ProfiledThread, max_open};
 use time_sums::TimeSums;
 pub use time_sums::WaitTimes;
+use unloaded::UnloadedFiles;
 pub use wait_recorder::{RecordedWait, WaitRecorder};
 
 /// Samples a process.
@@ -87,6 +89,9 @@ pub use wait_recorder::{RecordedWait, WaitRecorder};
 /// ```
 pub struct Profiler {
     stacks: Stacks,
+    unloaded: UnloadedFiles,
+    /// When it is checked next whether files were loaded although all code is known.
+    next_files_check: Instant,
     is_live: bool,
     /// How many threads have their files open at most.
     max_open: usize,
@@ -140,6 +145,8 @@ impl Profiler {
         let mut profiler = Profiler {
             clock: ProcessClock::of_process(stacks.process()),
             stacks,
+            unloaded: UnloadedFiles::default(),
+            next_files_check: now + files_pause(Duration::ZERO),
             is_live,
             max_open: max_open(0),
             collector: Vec::new(),
@@ -274,3 +281,6 @@ impl Profiler {
         self.check_program(now)
     }
 }
+
+#[cfg(test)]
+mod tests;

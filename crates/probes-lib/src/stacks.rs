@@ -33,6 +33,7 @@ use crate::functions::Functions;
 use crate::memory::ReadMemory;
 use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
+use crate::process::code_files::MappedCode;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, denial};
@@ -54,6 +55,12 @@ const ATTEMPTS: usize = 5;
 
 /// How often, at most, the files of a process are read again because a stack has code of none of them.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Returns how long to wait until it is checked again whether files were loaded, if a check took so long: it takes no more than 1 %
+/// of a processor.
+pub(crate) fn files_pause(check: Duration) -> Duration {
+    RELOAD_INTERVAL.max(check.saturating_mul(100))
+}
 
 /// What the kernel keeps as the number of the system call of a thread that is in none.
 const NO_SYSTEM_CALL: u64 = u64::MAX;
@@ -90,8 +97,10 @@ pub struct Stacks {
     names: FrameNames,
     /// `None` if nothing tells the domains of threads.
     domains: Option<Domains>,
-    /// When the files were read, or it was last checked whether there are more.
+    /// When the files were read, or it was last checked whether there are more because code was not known.
     loaded: Instant,
+    /// When it is checked next whether there are more although all code is known: it may be that of a file that was unloaded.
+    next_check: Instant,
 }
 
 /// The frames of a hit.
@@ -375,6 +384,7 @@ impl Stacks {
             names: FrameNames::default(),
             domains,
             loaded: Instant::now(),
+            next_check: Instant::now() + RELOAD_INTERVAL,
         })
     }
 
@@ -487,6 +497,7 @@ impl Stacks {
     /// # Ok::<(), probes_lib::Error>(())
     /// ```
     pub fn of_hit(&mut self, copied: &CopiedStack) -> HitStack {
+        self.check_files();
         let mut raw = self.of_copied(copied);
         if matches!(raw.end, StackEnd::UnknownCode(_)) && self.reload() {
             raw = self.of_copied(copied);
@@ -551,6 +562,15 @@ impl Stacks {
         (is_called && raw.end == StackEnd::Outermost).then_some(raw)
     }
 
+    /// Reads the files again if the process has loaded more since, if it is time to: such a file may be where another one was.
+    fn check_files(&mut self) {
+        let begun = Instant::now();
+        if self.next_check <= begun {
+            self.read_again();
+            self.next_check = Instant::now() + files_pause(begun.elapsed());
+        }
+    }
+
     /// Reads the files again if the process has loaded more since, at most once each [`RELOAD_INTERVAL`]; returns
     /// whether they were read.
     fn reload(&mut self) -> bool {
@@ -558,6 +578,10 @@ impl Stacks {
             return false;
         }
         self.loaded = Instant::now();
+        self.read_again()
+    }
+
+    fn read_again(&mut self) -> bool {
         if self.has_executed() || !self.has_loaded_more() {
             return false;
         }
@@ -800,6 +824,15 @@ impl Stacks {
     /// Returns whether the process has executed a new program.
     pub(crate) fn has_executed(&self) -> bool {
         matches!(self.memory.random_bytes(&self.process), Ok(None)) && !self.process.has_exited()
+    }
+
+    /// Returns whether code of a file that was mapped when the files were read is not mapped any more.
+    pub(crate) fn has_unloaded(&self) -> bool {
+        let mut mapped = MappedCode::default();
+        for mapping in &read_maps(&self.process).unwrap_or_default() {
+            mapped.insert(mapping);
+        }
+        !self.functions.mapped().is_within(&mapped)
     }
 
     /// Returns whether code of a file is mapped that was not when the files were read.

@@ -62,6 +62,11 @@ impl MappedCode {
         let is_code = mapping.executable && mapping.inode != 0;
         is_code && self.0.insert((mapping.device, mapping.inode, place))
     }
+
+    /// Returns whether all of these are among `others`.
+    pub(crate) fn is_within(&self, others: &MappedCode) -> bool {
+        self.0.is_subset(&others.0)
+    }
 }
 
 /// A file with code, and where it is loaded.

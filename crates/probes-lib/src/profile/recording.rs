@@ -224,6 +224,7 @@ impl Profiler {
             name: name_in(&self.threads, tid),
             activity: Activity::Running,
             in_collection: false,
+            unloads: self.unloaded.unloads(),
             stack: stack.map(Arc::new),
         };
         let Some(recorded) = &mut self.recorded else {

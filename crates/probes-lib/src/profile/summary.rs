@@ -8,7 +8,7 @@ use super::Profiler;
 use super::activity::Activity;
 use super::answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
 use super::time_sums::{self, ProfileKey, Sum};
-use crate::stacks::{StackFrame, Stacks, ThreadRole};
+use crate::stacks::{StackFrame, ThreadRole};
 
 /// How long a switch takes at most.
 const MAX_SWITCH_COST: Duration = Duration::from_micros(20);
@@ -35,7 +35,9 @@ impl Profiler {
             }
             let name = time_sums::name_of(key, &names);
             let domain = self.domains.get(&(key.tid, name.clone())).copied();
-            stacks.push(profiled_stack(&mut self.stacks, key, sum, name, domain));
+            let frames = self.unloaded.frames(&mut self.stacks, key);
+            let role = ThreadRole::of(&frames, key.tid == self.stacks.pid());
+            stacks.push(profiled_stack(key, sum, (name, domain, role), frames));
         }
         let tids: HashSet<i32> = self.sums.by_key.keys().map(|key| key.tid).collect();
         let mut times = self.exited;
@@ -123,22 +125,19 @@ fn share_roles(stacks: &mut [ProfiledStack]) {
     }
 }
 
-/// Returns what a thread did with a stack, given with its name and its domain.
+/// Returns what a thread did with a stack, given with its frames, and the name, domain and role of the thread.
 fn profiled_stack(
-    stacks: &mut Stacks,
     key: &ProfileKey,
     sum: &Sum,
-    name: &str,
-    domain: Option<u32>,
+    (name, domain, role): (&str, Option<u32>, ThreadRole),
+    frames: Vec<Arc<StackFrame>>,
 ) -> ProfiledStack {
     let stack = key.stack.as_deref();
-    let frames = stack.map_or(&[][..], |stack| &stack.frames);
-    let frames: Vec<Arc<StackFrame>> = frames.iter().map(|frame| stacks.name(*frame)).collect();
     ProfiledStack {
         tid: key.tid,
         domain,
         thread_name: name.to_owned(),
-        role: ThreadRole::of(&frames, key.tid == stacks.pid()),
+        role,
         activity: key.activity,
         in_collection: key.in_collection,
         frames,

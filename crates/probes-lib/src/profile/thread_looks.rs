@@ -10,7 +10,7 @@ use super::samples::{RanUntilStop, SwitchesBefore};
 use super::threads::{ProfiledThread, ThreadCounts};
 use super::time_sums::ProfileKey;
 use crate::error::{Error, ProcessError, Result};
-use crate::stacks::{Look, Stacks, SwitchCounts, ThreadFiles, monotonic_now};
+use crate::stacks::{Look, Stacks, SwitchCounts, ThreadFiles, files_pause, monotonic_now};
 
 /// How often it is checked whether the process has exec'd another program.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -211,6 +211,7 @@ impl Profiler {
             name: thread.name.clone(),
             activity: Activity::Running,
             in_collection: false,
+            unloads: self.unloaded.unloads(),
             stack: None,
         };
         match self.stacks.look(files, slices, false)? {
@@ -287,6 +288,7 @@ impl Profiler {
                 name: thread.name.clone(),
                 activity: Activity::Running,
                 in_collection: false,
+                unloads: self.unloaded.unloads(),
                 stack: stack.map(Arc::new),
             };
             seen.push((key, None));
@@ -343,7 +345,13 @@ impl Profiler {
             return Ok(());
         }
         self.checked_at = now;
-        self.refuse_executed()
+        self.refuse_executed()?;
+        if self.next_files_check <= now {
+            let begun = Instant::now();
+            self.reload(now)?;
+            self.next_files_check = now + files_pause(begun.elapsed());
+        }
+        Ok(())
     }
 
     pub(super) fn refuse_executed(&self) -> Result<()> {
@@ -364,7 +372,12 @@ impl Profiler {
         if !self.stacks.has_loaded_more() {
             return Ok(());
         }
-        self.stacks = Stacks::of_process(self.stacks.pid())?;
+        let has_unloaded = self.stacks.has_unloaded();
+        let again = Stacks::of_process(self.stacks.pid())?;
+        let before = std::mem::replace(&mut self.stacks, again);
+        if has_unloaded {
+            self.unloaded.add(before);
+        }
         if !self.collector.is_empty() {
             self.collector = self.stacks.code_of_collector()?;
         }

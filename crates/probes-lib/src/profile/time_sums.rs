@@ -30,6 +30,8 @@ pub(super) struct ProfileKey {
     pub(super) name: Arc<str>,
     pub(super) activity: Activity,
     pub(super) in_collection: bool,
+    /// How often files had been unloaded: see `Profiler::unloads`.
+    pub(super) unloads: u32,
     /// Its frames, how it ends, and whether it is guessed; `None` if it is not known.
     pub(super) stack: Option<Arc<RawStack>>,
 }
@@ -80,6 +82,7 @@ impl ThreadWait<ProfileKey> {
                 name: name(self.tid),
                 activity: Activity::Unseen,
                 in_collection: false,
+                unloads: 0,
                 stack: None,
             },
         }
@@ -250,6 +253,10 @@ impl TimeSums {
                 self.frames += frames;
             }
         }
+        if key.stack.is_none() {
+            // It has no names that may be others.
+            key.unloads = 0;
+        }
         self.by_key.entry(key).or_default()
     }
 }
@@ -268,6 +275,7 @@ mod tests {
             name: name.into(),
             activity: Activity::Running,
             in_collection: false,
+            unloads: 0,
             stack: None,
         };
         let names = HashMap::from([(7, "second".into())]);
@@ -295,6 +303,7 @@ mod tests {
                     name: "".into(),
                     activity: Activity::Running,
                     in_collection: false,
+                    unloads: 0,
                     stack,
                 };
                 let time = Duration::from_millis(time);

@@ -131,12 +131,12 @@ impl WaitRecorder {
         let kept = recorded.and_then(|recorded| recorded.kept.as_mut());
         let waits = kept.map(std::mem::take).unwrap_or_default();
         let (stacks, threads) = (&mut self.profiler.stacks, &self.profiler.threads);
+        let unloaded = &mut self.profiler.unloaded;
         let waits = waits.into_iter().map(|wait| {
             let (since, until, is_whole) = (wait.since, wait.until, wait.is_whole);
-            let key = wait.key(|tid| name_in(threads, tid));
-            let stack = key.stack.filter(|_| key.activity != Activity::Unseen);
-            let stack = stack.as_deref();
-            let frames = stack.map_or(&[][..], |stack| &stack.frames);
+            let mut key = wait.key(|tid| name_in(threads, tid));
+            key.stack = key.stack.filter(|_| key.activity != Activity::Unseen);
+            let frames = unloaded.frames(stacks, &key);
             RecordedWait {
                 tid: key.tid,
                 thread_name: key.name,
@@ -144,8 +144,8 @@ impl WaitRecorder {
                 until: nanoseconds(until),
                 is_whole,
                 activity: key.activity,
-                frames: frames.iter().map(|frame| stacks.name(*frame)).collect(),
-                end: stack.map(|stack| stack.end),
+                frames,
+                end: key.stack.map(|stack| stack.end),
             }
         });
         waits.collect()

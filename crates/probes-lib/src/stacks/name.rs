@@ -40,6 +40,20 @@ pub struct StackFrame {
     pub line: Option<u32>,
 }
 
+impl StackFrame {
+    /// Of an address of which nothing is known.
+    pub(crate) fn unnamed(address: LiveAddr) -> StackFrame {
+        StackFrame {
+            address,
+            function: None,
+            offset: None,
+            object: None,
+            file: None,
+            line: None,
+        }
+    }
+}
+
 /// What a thread is for the runtime of OCaml.
 ///
 /// ```no_run
@@ -136,14 +150,7 @@ impl FrameNames {
     }
 
     fn look_up(&mut self, functions: &Functions, frame: RawFrame) -> StackFrame {
-        let mut named = StackFrame {
-            address: frame.address,
-            function: None,
-            offset: None,
-            object: None,
-            file: None,
-            line: None,
-        };
+        let mut named = StackFrame::unnamed(frame.address);
         let Some((object, bias)) = functions.object_at(frame.within) else {
             return named;
         };
