@@ -318,7 +318,7 @@ fn of_many_functions_those_called_are_listed() {
 }
 
 /// A program with functions `fixed_1` to `fixed_N` that begin with a system call, which cannot be moved.
-fn with_fixed_functions(scratch: &Scratch, number: usize) -> PathBuf {
+pub(crate) fn with_fixed_functions(scratch: &Scratch, number: usize) -> PathBuf {
     let (source, file) = (scratch.file("fixed.c"), scratch.file("fixed"));
     let mut text = String::from("#include <stdio.h>\n");
     for number in 1..=number {

@@ -16,6 +16,7 @@ use serde_json::Value;
 use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms, output, program};
 
 use crate::count::observing;
+use crate::count_functions::with_fixed_functions;
 use crate::serving::{Serving, value};
 use crate::support::{command, image, is_observed, object, run};
 
@@ -450,6 +451,30 @@ fn programs_that_differ_are_served() {
     let of = |pid: i32| errors.clone().filter(|it| it["pid"] == pid).count();
     let numbers = [&with_probes, &functions, &nothing].map(|it| of(it.pid()));
     assert_eq!(numbers, [3, 3, 1]);
+}
+
+#[test]
+fn functions_that_cannot_be_timed_are_left_out() {
+    let scratch = Scratch::new();
+    let program = scratch.copy(&with_fixed_functions(&scratch, 2), "serve_fixed");
+    let target = Talker::start(&program);
+    let pid = target.pid();
+    let serving = Serving::start("-name serve_fixed -fn main,fixed_2");
+    for (metric, number) in [("_process_observed", 1.0), ("_refused_functions", 1.0)] {
+        assert_eq!(value_of(&serving, pid, &[metric]), Some(number), "{metric}");
+    }
+    let calls = ["_call_duration_seconds_count", "\"main\""];
+    assert_eq!(value_of(&serving, pid, &calls), Some(0.0));
+    serving.end(Signal::SIGTERM);
+    assert!(!is_observed(pid));
+    // Of one that is given by its pid, everything has to be possible; and something of any.
+    for flags in [
+        format!("-pid {pid} -fn main,fixed_2"),
+        format!("-pid {pid} -fn fixed_2"),
+    ] {
+        let refused = run(&format!("serve -listen 127.0.0.1:0 {flags}")).failure();
+        assert!(refused.contains("cannot be moved"), "{refused}");
+    }
 }
 
 #[test]

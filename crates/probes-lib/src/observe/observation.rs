@@ -67,6 +67,8 @@ pub struct Observation {
     pub(crate) with_stacks: bool,
     /// Whether hits in processes that are forked are recorded, too.
     pub(crate) records_forked: bool,
+    /// Whether functions that are asked for by name may be refused.
+    pub(crate) leaves_out_refused: bool,
     /// What is called once, before the first call of one of the counted functions.
     pub(crate) calls_once: Option<CallOnce>,
 }
@@ -466,6 +468,22 @@ impl Observation {
     #[must_use]
     pub fn with_stacks(mut self) -> Observation {
         self.with_stacks = true;
+        self
+    }
+
+    /// Leaves out functions that are asked for by name and cannot be observed, as long as anything else can:
+    /// [`Observer::refused`](crate::Observer::refused) says why. Not with pairs of USDT probes, whose ends belong together.
+    ///
+    /// ```
+    /// use probes_lib::{FunctionSelector, Observation};
+    ///
+    /// let function = |name: &str| FunctionSelector::Glob(name.parse().unwrap());
+    /// let observation = Observation::new().time_functions(function("Http.handle")).time_functions(function("Http.close"));
+    /// let observation = observation.leave_out_refused();
+    /// ```
+    #[must_use]
+    pub fn leave_out_refused(mut self) -> Observation {
+        self.leaves_out_refused = true;
         self
     }
 

@@ -353,6 +353,7 @@ mod tests {
         };
         ObservationPlan {
             records_forked: false,
+            leaves_out_refused: false,
             program: Arc::new(program_with_probes(&["a"])),
             functions: Arc::default(),
             points: points.iter().map(point).collect(),

@@ -35,6 +35,8 @@ use crate::site::SiteCode;
 pub(crate) struct ObservationPlan {
     /// Whether hits in processes that are forked are recorded, too.
     pub(crate) records_forked: bool,
+    /// Whether functions that are asked for by name may be refused.
+    pub(crate) leaves_out_refused: bool,
     pub(crate) program: Arc<Program>,
     /// The functions that are observed.
     pub(crate) functions: Arc<ObservedFunctions>,
@@ -214,6 +216,7 @@ impl ObservationPlan {
         };
         let mut plan = ObservationPlan {
             records_forked: observation.records_forked,
+            leaves_out_refused: observation.leaves_out_refused && observation.usdt_pairs.is_empty(),
             pairs,
             program,
             functions,
@@ -300,14 +303,16 @@ impl ObservationPlan {
         self.sort_by_key(|planned| planned.point.address);
     }
 
-    /// Checks that something is left of each function that was asked for by name, and of all together.
+    /// Checks that something is left of each function that was asked for by name, and of all together; if these may be refused,
+    /// that anything is left.
     ///
     /// # Errors
     ///
     /// [`FunctionError::NonePossible`] if it is not.
     pub(crate) fn refuse_empty(&self) -> Result<()> {
         let refused = self.functions.why_not();
-        if refused.is_empty() {
+        let is_left = self.leaves_out_refused && !self.points.is_empty();
+        if refused.is_empty() || is_left {
             return Ok(());
         }
         let kind = FunctionError::NonePossible {

@@ -462,7 +462,8 @@ impl<'s> Scanner<'s> {
             return Ok((self.wanted.observation.clone(), Vec::new()));
         };
         let of_process = Failure::of_process(target.pid());
-        let available = target.available(observation).map_err(&of_process)?;
+        let observation = observation.clone().leave_out_refused();
+        let available = target.available(&observation).map_err(&of_process)?;
         let missing = available.missing.into_iter().map(of_process).collect();
         Ok((available.observation, missing))
     }

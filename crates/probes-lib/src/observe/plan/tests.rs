@@ -545,6 +545,11 @@ fn refused_functions_have_no_points() {
         panic!("{empty:?}");
     };
     assert_eq!(refused.len(), 3);
+    // The sites are left.
+    plan.leaves_out_refused = true;
+    assert!(plan.refuse_empty().is_ok());
+    plan.points.clear();
+    assert!(plan.refuse_empty().is_err());
 }
 
 #[test]

@@ -573,6 +573,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
     };
     let plan = ObservationPlan {
         records_forked: false,
+        leaves_out_refused: false,
         program: Arc::new(program_with_probes(&["a"])),
         functions: Arc::default(),
         points: (0..100).map(planned).collect(),
