@@ -77,10 +77,10 @@ pub enum CheckKind {
     ForceOverride,
     /// Whether the time stamp counter has one rate in all states of the processors.
     InvariantTsc,
-    /// Whether perf_event_open(2) is permitted for the events of a profile, which only samples waits without them.
+    /// Whether perf_event_open(2) is permitted for the events of a profile. Without them, a profile only samples waits.
     PerfEvents,
-    /// Whether the kernel samples threads that run, also while they are in the kernel, as it is tried with the events of a profile: without
-    /// them, it stops the threads.
+    /// Whether the kernel samples running threads, also while they are in the kernel: tried with the events of a
+    /// profile. Without such samples, a profile stops the threads.
     PerfSamples,
     /// Whether a translator, such as valgrind, executes the program.
     Translator,
@@ -232,7 +232,7 @@ impl Diagnosis {
     pub fn of_process(pid: i32) -> Result<Diagnosis> {
         let process = Process::open(pid)?;
         process.refuse_without_program()?;
-        // Else it is what starts the program that is checked, and perhaps a part of the program.
+        // Before its execve, a process still runs the program that starts it (a shell, for example).
         process.wait_until_executed();
         let mut checks = machine::checks();
         let of_process = access::checks(&process);
@@ -240,12 +240,12 @@ impl Diagnosis {
             .iter()
             .any(|it| it.kind == CheckKind::Files && it.result == CheckResult::Pass);
         let of_program = program::checks(&process, may_read);
-        // What a check says of a process is more than what it says of the machine.
+        // The check of the process replaces the same check of the machine.
         checks.retain(|it| of_process.iter().all(|other| other.kind != it.kind));
         checks.extend(of_process);
         checks.extend(of_program);
         checks.sort_by_key(|check| check.kind);
-        // If it has exited meanwhile, what was found is that of a dead process.
+        // If the process has exited meanwhile, the findings are about a dead process.
         process.refuse_without_program()?;
         let program = open_executable(&process).ok().map(|(path, _)| path);
         Ok(Diagnosis {
@@ -269,7 +269,7 @@ impl Diagnosis {
         &self.checks
     }
 
-    /// Returns one check; `None` if it was not made, as those of a process if none was checked.
+    /// Returns one check; `None` if it was not made. Checks of a process are made only if a process was given.
     pub fn check(&self, kind: CheckKind) -> Option<&Check> {
         self.checks.iter().find(|check| check.kind == kind)
     }

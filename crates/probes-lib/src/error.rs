@@ -446,14 +446,15 @@ impl Error {
         self
     }
 
-    /// The same error without an effect: for a caller that goes on in another way, of whose effect this one says nothing.
+    /// Returns the same error without an effect: for a caller that tries another way, whose effect this error cannot
+    /// know.
     #[must_use]
     pub fn without_effect(self) -> Error {
         self.with_effect(Effect::Unspecified)
     }
 
-    /// The same error with this effect, unless it has one already or the process has exited: for a
-    /// caller whose operation consists of several calls.
+    /// Returns the same error with this effect, unless it has one already or the process has exited: for a caller whose
+    /// operation consists of several calls.
     #[must_use]
     pub fn with_effect_if_none(self, effect: Effect) -> Error {
         let has_exited = matches!(self.kind(), ErrorKind::Process(ProcessError::Exited));

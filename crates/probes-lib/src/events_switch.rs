@@ -59,7 +59,7 @@ const MAX_PATH: usize = 4096;
 /// How many bytes of `caml_runtime_events_start` are searched for its return.
 const MAX_START: u64 = 4096;
 
-/// How long after the flag is set the call has returned: all that it does then is to let the other domains run on.
+/// How long the call may take to return once it has set the flag: then it only lets the other domains run on.
 const SETTLED: Duration = Duration::from_millis(200);
 
 /// How often it is checked whether a process can still create the file.
@@ -83,9 +83,9 @@ pub(crate) struct EventsSwitch {
     was_not_paused: bool,
     /// When it was last checked whether the process can create the file.
     checked: Mutex<Instant>,
-    /// Until when they were off at least, by CLOCK_MONOTONIC.
+    /// The events were off at least until this time, by CLOCK_MONOTONIC.
     pub(crate) off_until: u64,
-    /// When they were first seen to be on.
+    /// When the events were first seen to be on.
     on_since: OnceLock<Instant>,
 }
 
@@ -131,7 +131,7 @@ impl EventsSwitch {
                 None => Err(without_symbols(pid, &functions)),
             };
         };
-        // Of another version it is not known whether a minor collection is safe at the entry of `POLL`.
+        // For other versions, it is not known whether a minor collection is safe at the entry of `POLL`.
         known_names_of_process(process, &target.opened.maps()?)?;
         let memory = target.opened.unshadowed_memory_to_read()?;
         let Some((word, file)) = symbols.change(target, &memory, mapping.as_ref())? else {
@@ -165,15 +165,16 @@ impl EventsSwitch {
 
     /// Returns an observation that also switches the events on.
     pub(crate) fn added_to(&self, observation: &Observation) -> Observation {
-        // Not by its name: others of that name, in objects that are loaded later, are not asked for.
+        // By address, not by name: functions of that name in objects that are loaded later are not wanted.
         let poll = FunctionSelector::Address(self.once.before);
         let mut observation = observation.clone().count_functions(poll);
         observation.calls_once = Some(self.once);
         observation
     }
 
-    /// Has each domain poll at its next allocation, if events are not on: without that, it polls only when its minor heap is full. Does
-    /// nothing where the runtime is none that is known; the process is then waited for.
+    /// Makes each domain poll at its next allocation, if events are not on. Otherwise a domain polls only when its
+    /// minor heap is full. Does nothing if it is not known where the domains are: then the caller has to wait for
+    /// that.
     pub(crate) fn interrupt_domains(&self, target: &Target) -> Result<()> {
         if self.is_enabled(target)? {
             return Ok(());
@@ -203,8 +204,8 @@ impl EventsSwitch {
         Ok(is_on)
     }
 
-    /// Checks that nothing has come in the way of the events since they were asked for: while they are not on, that the process can still
-    /// create their file; and then that the disk does not get full. `counts` reads the counts of the observation.
+    /// Checks that nothing prevents the events: before they are on, that the process can still create their file;
+    /// afterwards, that the disk does not get full. `counts` reads the counts of the observation.
     ///
     /// # Errors
     ///
@@ -287,8 +288,8 @@ impl EventsSwitch {
         Ok(())
     }
 
-    /// Does the same once the observation is removed, for a call that has begun after [`EventsSwitch::wait_for_begun_call`] has
-    /// looked, and clears the flag. `counts` are the last ones.
+    /// Undoes a call that began after [`EventsSwitch::wait_for_begun_call`] looked: waits for it in the same way, and
+    /// clears the flag. To be called once the observation is removed; `counts` are its last ones.
     ///
     /// # Errors
     ///
@@ -314,8 +315,8 @@ impl EventsSwitch {
         clear(target, self.enabled)
     }
 
-    /// Clears the flag that events are paused, if it was not set and the program has paused the events that we had switched on: without
-    /// them it has no effect, and it would never be cleared.
+    /// Clears the flag that says that events are paused, if the program has set it since we switched the events on.
+    /// While events are off, the flag has no effect, and nothing else would clear it.
     ///
     /// # Errors
     ///
@@ -456,8 +457,9 @@ impl RuntimeSymbols {
     }
 }
 
-/// Removes what a killed tool has left of the events in a process, where they are off and their file is there: its name, and the flag that
-/// they are paused, which has no effect then, and which the program could not clear.
+/// Removes what a killed tool has left in a process whose events are off and have a file: the name of the file, and the
+/// flag that says that events are paused. The flag has no effect while events are off, and the program could not clear
+/// it.
 ///
 /// # Errors
 ///

@@ -109,7 +109,8 @@ impl FunctionPlace<'_> {
     }
 }
 
-/// Whether globs select the functions that ppx_probe makes for probe sites, too: they have the names of others.
+/// Whether globs also select the functions that ppx_probe makes for probe sites, each of which has the name of another
+/// function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ProbeSites {
     Selected,
@@ -270,8 +271,10 @@ impl Functions {
         }
     }
 
-    /// Selects functions, each once; all of them, also those without a name, if there are no selectors. Among them are those
-    /// of probe sites ([`FunctionKind::ProbeSite`]), which are not observed unless an address or line selects them. They are in the order of [`Functions::objects`], then of their addresses. An address is that in the file if they are of a file.
+    /// Selects functions, each once; all of them, also those without a name, if there are no selectors. This includes
+    /// functions of probe sites ([`FunctionKind::ProbeSite`]), which are observed only if an address or line selects
+    /// them. The functions are in the order of [`Functions::objects`], then of their addresses. If they are those of a
+    /// file, the address in a selector is one in the file.
     ///
     /// # Errors
     ///
@@ -333,7 +336,8 @@ impl Functions {
                 FunctionSelector::Usdt(glob) => places.extend(self.usdt_sites(index, glob)?),
             }
         }
-        // A place that is selected twice is called by the USDT probe, else the line, else the name that was asked for.
+        // A place that is selected several times is named after the USDT probe, else the line, else the name that was
+        // asked for.
         places.append(&mut self.matching(&globs, probe_sites)?);
         places.append(&mut at_addresses);
         Ok(self.merged(places))
@@ -460,7 +464,7 @@ impl Functions {
                 places.push(object.place(function, address, named_by, selected_by));
             }
         }
-        // Beside others, they are left out.
+        // Sites outside of known functions are left out if there are others.
         if let (Some((object, name, address)), true) = (outside, places.is_empty()) {
             let kind = FunctionError::SiteOutside { name, address };
             return Err(Error::of_file(object.table.path(), kind));
@@ -654,8 +658,9 @@ impl Functions {
     }
 }
 
-/// Returns the index of the first name of the function that one of `globs` spells out, with the index of the selector
-/// of that glob, or else of the first name that one of them matches. Notes in `has_match` which globs match a name.
+/// Returns the index of a name of the function, and the index of the selector that spells it out: the first such name.
+/// If there is none, returns the index of the first name that a glob matches, and `None`. Sets `has_match` for each
+/// glob that matches a name.
 fn best_match(
     function: Function<'_>,
     globs: &[(usize, &Glob)],
@@ -729,8 +734,8 @@ impl FunctionObject {
         self.kind == CodeKind::Executable
     }
 
-    /// Returns the sites of USDT probes of other providers than OCaml's; none if its notes cannot be read, which
-    /// [`Functions::unreadable_notes`] tells.
+    /// Returns the sites of USDT probes of other providers than OCaml's; none if the notes of the file cannot be read
+    /// ([`Functions::unreadable_notes`]).
     fn usdt_sites(&self) -> &[UsdtSite] {
         let read = || usdt_sites(&self.elf, is_foreign).map_err(Arc::new);
         let found = self.usdt.get_or_init(read);

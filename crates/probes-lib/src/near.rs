@@ -110,8 +110,8 @@ impl Pattern {
         is_glob.then_some(Pattern { parts, literals })
     }
 
-    /// Returns how similar a name is to those that match, from 0 to 1: which part of the characters that stand for themselves need no
-    /// edit. The other case is a quarter of an edit.
+    /// Returns how similar a name is to the names that the glob matches, from 0 to 1: the share of the literal
+    /// characters that need no edit. A wrong case counts as a quarter of an edit.
     fn similarity(&self, name: &str) -> f64 {
         const EDIT: usize = 4;
         const OTHER_CASE: usize = 1;
@@ -119,7 +119,8 @@ impl Pattern {
             return 0.0;
         }
         let name: Vec<char> = name.chars().collect();
-        // The cost from the part before to the beginnings of the name; and from the one before that, for transposed characters.
+        // Row of the edit distances up to the previous part, one for each prefix of the name; `earlier` is the row
+        // before, for transposed characters.
         let mut before: Vec<usize> = (0..=name.len()).map(|len| EDIT * len).collect();
         let mut earlier = before.clone();
         for (at, &part) in self.parts.iter().enumerate() {

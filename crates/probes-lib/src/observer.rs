@@ -343,7 +343,8 @@ impl Observer {
                 return Ok((reader.nothing(), None));
             }
             if heads.is_some() && !reader.is_full_reading_needed() {
-                // These are records of this observation: its number is read with them. If not, the other way tells why.
+                // Records that carry the number of this observation are its own. If they do not, the reading below
+                // finds out why.
                 if let Ok(beside) = reader.read_rings(process, &rings, heads, false) {
                     return Ok((beside, None));
                 }
@@ -364,8 +365,8 @@ impl Observer {
         events.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether each reading also tells the process which of its memory may be read: then it should be read at least
-    /// five times a second, or more hits are without an answer to what is asked of them.
+    /// Returns whether each reading also updates the table of memory that trampolines may read. Then read at least five
+    /// times a second; otherwise there are more hits of which conditions cannot be decided.
     ///
     /// ```no_run
     /// # fn pause(observer: &probes_lib::Observer) -> std::time::Duration {

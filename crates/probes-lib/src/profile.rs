@@ -6,9 +6,9 @@
 //! add     the time since the last sample → the stack of each thread
 //! ```
 //!
-//! A thread that has not run since the last sample has waited all the time: its stack need not be read again, and its time is
-//! exact. How long the process has run, and each thread has waited for a processor, the kernel counts exactly. Where it permits, it
-//! records each wait, too:
+//! A thread that has not run since the last sample has waited all the time: its stack need not be read again, and its
+//! time is exact. The kernel counts exactly how long the process has run, and how long each thread has waited for a
+//! processor. If it permits that, it also records each wait:
 //!
 //! ```text
 //! permitted  what the kernel permits to record
@@ -103,13 +103,13 @@ pub struct Profiler {
     sums: TimeSums,
     /// `None` if the kernel has none.
     clock: Option<ProcessClock>,
-    /// All figures are of the time from then, and until it was last known how long the process has run.
+    /// All figures are of the time between these two; at the second, the clock of the process was last read.
     begun: Duration,
     ended: Duration,
     /// Whether the threads that were there from the beginning were looked at.
     is_begun: bool,
     sampled_at: Instant,
-    /// When the sample was due that is taken, or was last.
+    /// When the current sample, or else the last one, was due.
     due_at: Duration,
     checked_at: Instant,
     reloaded_at: Instant,
@@ -250,10 +250,11 @@ impl Profiler {
         self.stacks.unreadable().collect()
     }
 
-    /// Returns how long to wait until the next sample at least, so that the process is stopped for no more than 2 % of the time, and
-    /// looking at its threads takes no more than 5 % of a processor (if waits are recorded, half of that is left for looking at them). Where
-    /// processors are shared, a stop takes longer. Each cost is spread over the samples that follow, as samples would be wrong if when the
-    /// next is due depended on what the last has found: so both may be exceeded in the first seconds.
+    /// Returns how long to wait until the next sample at least, so that the process is stopped for no more than 2 % of
+    /// the time, and looking at its threads takes no more than 5 % of a processor (2.5 % if waits are recorded: looking
+    /// at them takes the rest). Where processors are shared, a stop takes longer. Each cost is spread over the samples
+    /// that follow, because the time of a sample must not depend on what the one before it has found. So both limits
+    /// may be exceeded in the first seconds.
     pub fn min_pause(&self) -> Duration {
         self.pauses.next()
     }

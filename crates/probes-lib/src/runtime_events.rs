@@ -60,7 +60,7 @@ pub(crate) const OCAML_5_SYMBOL: &str = "caml_init_domains";
 /// A function of the runtime of every OCaml.
 pub(crate) const OCAML_SYMBOL: &str = "caml_garbage_collection";
 
-/// How long to wait between reads, if rings fill slowly or not.
+/// How long to wait between two reads: the first if rings fill slowly, otherwise the second.
 const LONG_WAIT: Duration = Duration::from_millis(12);
 const SHORT_WAIT: Duration = Duration::from_millis(5);
 
@@ -168,8 +168,8 @@ impl RuntimeEvents {
         RuntimeEvents::on_since(pid, 0)
     }
 
-    /// The same of a process whose events were off until `time`, by CLOCK_MONOTONIC: what began earlier is not under way, as
-    /// its end was not written.
+    /// Same as [`RuntimeEvents::of_process`], for a process whose events were off until `time`, by CLOCK_MONOTONIC: a
+    /// phase that began earlier does not count as under way, because its end was not written.
     ///
     /// # Errors
     ///
@@ -288,8 +288,8 @@ impl RuntimeEvents {
         })
     }
 
-    /// The same, from the oldest event that is still in the file; what was overwritten before it counts as lost. No phase is under way
-    /// then ([`RuntimeEvents::under_way`]): its begin is read, or was lost.
+    /// Returns the events from the oldest one that is still in the file; what was overwritten before it counts as lost.
+    /// Then no phase is under way ([`RuntimeEvents::under_way`]): its begin is read, or was lost.
     #[must_use]
     pub fn from_start(mut self) -> RuntimeEvents {
         self.under_way.clear();
@@ -527,7 +527,7 @@ fn error_of(subject: &Subject, error: RingError) -> Error {
     Error::new(subject.clone(), RuntimeEventsError::Malformed { why })
 }
 
-/// Returns the version of OCaml that the program of a process was compiled by, after the names of its events.
+/// Returns the names of events in the version of OCaml that compiled the program of a process, and that version.
 ///
 /// # Errors
 ///

@@ -50,7 +50,7 @@ use thread::{KernelEntry, Moment};
 pub(crate) use thread::{Slices, SwitchCounts, ThreadFiles, monotonic_now};
 pub use wait::{SystemCall, WaitsFor};
 
-/// How many times a blocked thread is read that runs meanwhile, before it counts as running.
+/// How many times a blocked thread is read, if it runs during each reading, before it counts as running.
 const ATTEMPTS: usize = 5;
 
 /// How often, at most, the files of a process are read again because a stack has code of none of them.
@@ -62,13 +62,13 @@ pub(crate) fn files_pause(check: Duration) -> Duration {
     RELOAD_INTERVAL.max(check.saturating_mul(100))
 }
 
-/// What the kernel keeps as the number of the system call of a thread that is in none.
+/// The number that the kernel stores for a thread that is in no system call.
 const NO_SYSTEM_CALL: u64 = u64::MAX;
 
 /// How many words are read, at most, to complete a stack that was copied: those of about 1,000 frames.
 const MAX_READS: u32 = 1 << 12;
 
-/// So many words of the outermost frames that were copied have to be the same when the rest is read.
+/// How many words of the outermost copied frames have to be unchanged when the rest is read.
 const MAX_CHECKED: usize = 2;
 
 /// How long stopping the threads may take.
@@ -528,9 +528,9 @@ impl Stacks {
         raw
     }
 
-    /// Returns the frames of a stack that was copied a moment ago, and is not complete: what was not copied, the frames of other stacks
-    /// of the thread and of a deep one, is read as it is now. `None` if it is complete; or if what is there now does not lead
-    /// to the end of the stack, through calls alone.
+    /// Returns the frames of an incomplete stack that was copied a moment ago. What was not copied is read as it is
+    /// now: the frames of a deep stack, and those of other stacks of the thread. `None` if the copy is complete, or if
+    /// what is there now does not lead to the end of the stack through calls alone.
     ///
     /// The thread may have gone on: outer frames stay as they are until it returns to them.
     pub(crate) fn completed(&mut self, copied: &CopiedStack) -> Option<RawStack> {
@@ -590,7 +590,8 @@ impl Stacks {
         again.is_ok()
     }
 
-    /// Returns what a thread does, without stopping it; `slices` were just read. What it waits for is only found out if `tells_reason`.
+    /// Returns what a thread does, without stopping it; `slices` were just read. Finds out what it waits for only if
+    /// `tells_reason`.
     pub(crate) fn look(
         &mut self,
         files: &ThreadFiles,
@@ -635,8 +636,8 @@ impl Stacks {
         Ok(Look::Running)
     }
 
-    /// Returns what a thread does that has entered the kernel, and its stack, as it was found before if the thread waited in the same place
-    /// then.
+    /// Returns what a thread in the kernel does, and its stack. If the thread waited in the same place before, these
+    /// are those of that time.
     fn find_known(
         &mut self,
         files: &ThreadFiles,

@@ -224,8 +224,8 @@ impl Unwinder {
         self.unwind_from(registers, true, true, memory)
     }
 
-    /// The same from any frame: unless its address `is_exact`, it is that of the instruction after a call.
-    /// Searches the stack for a caller only if it `may_guess`.
+    /// Same as [`Unwinder::unwind`], from any frame. Unless the address of the frame `is_exact`, it is that of the
+    /// instruction after a call. Searches the stack for a caller only if it `may_guess`.
     fn unwind_from(
         &mut self,
         mut registers: FrameRegisters,
