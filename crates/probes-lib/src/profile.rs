@@ -103,7 +103,7 @@ pub struct Profiler {
     sums: TimeSums,
     /// `None` if the kernel has none.
     clock: Option<ProcessClock>,
-    /// All figures are of the time between these two; at the second, the clock of the process was last read.
+    /// All figures are of the time from `begun` to `ended`, when the clock of the process was last read.
     begun: Duration,
     ended: Duration,
     /// Whether the threads that were there from the beginning were looked at.
