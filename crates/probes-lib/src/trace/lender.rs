@@ -5,8 +5,8 @@
 //!                        ▲──ResumeAll──┘
 //! ```
 //!
-//! A tool loses the process if it is silent while that is stopped, closes its socket, or sends what it may not: the process
-//! is resumed before anything else is done. Other tools are never waited for.
+//! A tool loses the process if it is silent while the process is stopped, closes its socket, or sends a request that is
+//! not permitted: the process is resumed before anything else is done. Other tools are never waited for.
 
 use std::cell::Cell;
 use std::fs::File;

@@ -38,8 +38,8 @@ const MAX_REFUSALS: usize = 10;
 /// How many attempts are made to stop a process while one of its threads is given no processor within the limit.
 const TRIES: u32 = 3;
 
-/// How long stopping a program may take that has been launched, and has not begun: on a busy machine a thread may have
-/// no processor for a second.
+/// How long it may take to stop a launched program that has not begun: on a busy machine, a thread may have no
+/// processor for a second.
 const LIMIT_AT_LAUNCH: Duration = Duration::from_secs(10);
 
 impl Tracer<'_> {
@@ -180,7 +180,8 @@ impl Tracer<'_> {
         scope: TraceScope,
     ) -> Result<Stopped<'p>> {
         if scope == TraceScope::Threads {
-            // A stopped process waits for it. Not for a tracer that goes on tracing, which may be busy all the time.
+            // A stopped process waits for this thread. A thread that goes on tracing keeps its priority: it may be busy
+            // all the time.
             priority::make_real_time();
         }
         let mut stopping = Stopping {

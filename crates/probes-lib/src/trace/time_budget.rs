@@ -18,7 +18,7 @@ impl TimeBudget {
     pub(crate) fn new(limit: Duration) -> TimeBudget {
         TimeBudget {
             left: limit,
-            // Of a limit of some nanoseconds, too, something is spent.
+            // At least 1 ns, so that a limit of a few nanoseconds can be spent, too.
             longest_step: (limit / PARTS).max(Duration::from_nanos(1)),
             last_try: Instant::now(),
         }

@@ -165,7 +165,7 @@ impl<'t> TraceeSet<'t> {
         match Process::open(pid) {
             // Nothing is left to detach.
             Err(error) if error.is_gone() => {}
-            // Without it, it is not noticed that it has exited, and that another process has its pid.
+            // If it could not be opened, neither its exit nor a new process with its pid is noticed.
             process => drop(self.given_up.insert(pid, process.ok())),
         }
     }
