@@ -83,8 +83,8 @@ impl Updater<'_> {
         };
         let mut released = Vec::new();
         let mut all = records.read().0;
-        // The latest first: no counter goes below zero, so that an earlier enabling, given back before a later disabling,
-        // would subtract nothing, and what that adds would be left.
+        // The latest first, because no counter goes below zero: if an earlier enabling were given back before a later
+        // disabling, it would subtract nothing, and the disabling would then add one that stays.
         all.sort_by_key(|found| Reverse(found.record.holder.begun));
         let held_by_keepers = ProcessRecords::held_by_keepers(&all);
         for found in all {

@@ -39,7 +39,7 @@ pub(super) fn given_back(
         let (amount, stage) = held
             .remove(&at)
             .map_or((0, None), |(entry, amount)| (amount, Some(entry.stage)));
-        // That of the change that is given back, from which each attempt tells the stage of its own.
+        // The stage of the original change: from it, each attempt to give the hold back derives its own.
         (amount, kept(at, amount), stage)
     });
     // Nothing is left of these, or they cannot be given back now and stay held.
@@ -61,8 +61,9 @@ pub(super) fn given_back(
     entries
 }
 
-/// Returns what stays held of a counter of which `amount` is given back, because it does not go below zero. Others that
-/// hold a negative amount of it will add that later: what they have subtracted was this holder's, and would remain.
+/// Returns how much of `amount`, which is given back, stays held of a counter because the counter does not go below
+/// zero. Other holders with a negative amount have subtracted what this holder had added. They will add it later, and
+/// it would remain.
 fn kept_below_zero(counter: u16, amount: i32, held_by_others: i32) -> i32 {
     let missing = amount.saturating_sub(i32::from(counter)).max(0);
     let taken_away = held_by_others.saturating_neg().max(0);

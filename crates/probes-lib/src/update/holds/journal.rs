@@ -32,7 +32,7 @@ pub(crate) struct HoldJournal {
     state: Mutex<HoldState>,
     /// Whether a change that cannot be recorded is not made.
     is_required: bool,
-    /// What other holders that keep it hold of each counter.
+    /// What other holders keep of each counter.
     held_by_others: HashMap<LiveAddr, i32>,
 }
 
@@ -82,7 +82,8 @@ impl HoldJournal {
         }
     }
 
-    /// Returns the record of a dead holder; `held_by_others` is what those that keep it hold of each counter.
+    /// Returns the record of a dead holder. `held_by_others` is what other holders keep of each counter: see
+    /// [`ProcessRecords::held_by_keepers`](super::process_records::ProcessRecords::held_by_keepers).
     pub(crate) fn of_dead(
         file: LockedRecord,
         record: ParsedRecord,

@@ -188,7 +188,8 @@ impl ProcessRecords {
         Ok((record.process == self.key).then_some(record))
     }
 
-    /// Returns what is held of each counter by those of these holders that keep it: they are alive, or another user's.
+    /// Returns what is held of each counter by the holders that keep it: those that are alive, or belong to another
+    /// user.
     pub(crate) fn held_by_keepers(found: &[FoundRecord]) -> HashMap<LiveAddr, i32> {
         let mut amounts: HashMap<LiveAddr, i32> = HashMap::new();
         let keepers = found
