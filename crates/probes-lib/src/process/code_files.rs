@@ -30,8 +30,8 @@ use crate::process::objects::{code_file, unreadable, without_deleted_mark};
 /// How much of the vDSO is read at most, in bytes. That of x86-64 has 2 pages, with some debugging options 4.
 const MAX_VDSO: u64 = 64 << 10;
 
-/// How often the files are read if the loader seems to be mapping one. Others stay as they are: files that were written over, or mapped by
-/// the program itself.
+/// How many times the files are read if the loader seems to be mapping one. If that does not change, there is another
+/// reason: the file was written over, or the program has mapped it itself.
 const ATTEMPTS: usize = 3;
 
 /// How long the loader takes to map the parts of a file, at most as a rule.
@@ -191,7 +191,7 @@ impl CodeFiles {
                 inode: mapping.inode,
             };
             if mapping.path() == VDSO.as_bytes() {
-                // Its memory may only be read by processes that may trace this one, unlike all else here.
+                // Unlike all else here, reading its memory takes the permission to trace the process.
                 let vdso = vdso(process, mapping).unwrap_or_else(|source| Err(denied(source)));
                 let bias = |elf: &ElfFile| load_bias::of_mapping(&segments(elf), mapping);
                 files.add(vdso, |elf| bias(elf).into_iter().collect(), mapping);

@@ -20,9 +20,9 @@ pub(crate) struct NeededMemory {
     pub(crate) data: u64,
 }
 
-/// Refuses to map memory if a limit would then leave the process less than as much again: it may fail for lack of
-/// memory later. Refuses, too, if its cgroup has less than that left, which counts only what is used; and if much of it
-/// would be filled at once, because the process has locked its memory.
+/// Refuses to map memory if a limit would then leave the process less than the same amount again: the process might
+/// fail later. For a cgroup, which counts only memory that is used, the amount itself has to be left. Refuses also a
+/// large amount if the process has locked its memory, because all of it would be filled at once.
 ///
 /// # Errors
 ///
