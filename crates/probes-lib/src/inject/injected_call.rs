@@ -95,8 +95,9 @@ impl InjectedCall {
         }
     }
 
-    /// Has the same part of memory backed by no huge pages (MADV_NOHUGEPAGE), of which each would be filled at its first write. It comes
-    /// after the other advice, so that it splits nothing; whether it was done does not show.
+    /// Keeps huge pages out of the same part of memory (MADV_NOHUGEPAGE): each of them would be filled at its first
+    /// write. This call comes after [`InjectedCall::wipe_on_fork`], so that it splits no mapping. The maps do not show
+    /// whether it was done.
     pub(crate) fn small_pages(at: LiveAddr, len: u64) -> InjectedCall {
         InjectedCall {
             number: ADVISE,
