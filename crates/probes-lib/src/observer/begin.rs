@@ -29,8 +29,8 @@ use crate::update::options::Options;
 const DYING: Duration = Duration::from_millis(100);
 
 impl Target {
-    /// Returns what of an observation the process has, for processes of different programs that are observed alike. Reads
-    /// files only.
+    /// Returns the part of an observation that is possible in this process: to observe processes of different programs
+    /// with one observation. Reads files only.
     ///
     /// ```no_run
     /// use probes_lib::{Observation, Options, Selector, Target};
@@ -58,7 +58,7 @@ impl Target {
                     Err(error) if self.opened.has_executed(&error) || error.is_gone() => {
                         return Err(error);
                     }
-                    // It says why, once for all of them.
+                    // The error says why no probe was found, once for all of them.
                     Err(error) => (observation.without_sites(), vec![error]),
                 }
             };

@@ -58,8 +58,8 @@ impl Observer {
         forked.is_recorded(pid, process, &self.active.arenas)
     }
 
-    /// Returns the pids of all these processes. Looks at all processes of the machine, since the parent of one may have exited, as a
-    /// daemon's has.
+    /// Returns the pids of all processes for which [`Observer::records_forked`] is true. Looks at all processes of the
+    /// machine, because the parent of a process (a daemon, for example) may have exited.
     pub fn recorded_forked(&self) -> Vec<i32> {
         let arena = self.active.arenas.first();
         let arena = arena.filter(|_| self.active.plan.records_forked);
