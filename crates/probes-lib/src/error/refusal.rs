@@ -154,7 +154,7 @@ fn overlap(offset: u64) -> String {
 }
 
 impl Refusal {
-    /// The same of an exit of the function, at this offset.
+    /// Returns the same refusal, about the exit of the function at this offset.
     pub(crate) fn of_exit(self, offset: u64) -> Refusal {
         match self {
             Refusal::TooShort { len, .. } => Refusal::TooShort {
