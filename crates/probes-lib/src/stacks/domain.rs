@@ -109,9 +109,10 @@ impl Domains {
     }
 }
 
-/// Returns the `interrupt_word` of a `struct dom_internal`, if it is that of the state that the struct has, which begins with `young_limit`,
-/// `young_ptr`, `young_start` and `young_end`, and the domain is not interrupted. "Setting `young_limit` to `UINTNAT_MAX` can be done safely
-/// at any time whatsoever by any thread" (runtime/caml/domain_state.tbl).
+/// Returns the `interrupt_word` of a `struct dom_internal`, unless the domain is interrupted already. The word has to
+/// be that of the state in the struct, which begins with `young_limit`, `young_ptr`, `young_start` and `young_end`.
+/// "Setting `young_limit` to `UINTNAT_MAX` can be done safely at any time whatsoever by any thread"
+/// (runtime/caml/domain_state.tbl).
 fn interrupt_word(domain: u64, memory: &impl ReadMemory) -> Option<LiveAddr> {
     // The state is the second field, and in OCaml 5.4 the third; what interrupts it comes next.
     let words = |of: u64| words::<4>(memory, of);

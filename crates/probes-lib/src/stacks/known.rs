@@ -5,7 +5,8 @@
 //! find    same place, and the same words there → same frames
 //! ```
 //!
-//! A thread that waits again and again does so in few places. To compare some words takes a small part of the time of unwinding.
+//! A thread that waits again and again does so in few places. Comparing some words takes a small part of the time of
+//! unwinding.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,7 +18,7 @@ use crate::unwind::memory::StackMemory;
 use crate::unwind::registers::FrameRegisters;
 use crate::unwind::{RawStack, Unwinder};
 
-/// How many words all stacks take that are kept, until all are forgotten; and how many words are read for one.
+/// How many words all kept stacks take before all are forgotten, and how many words are read for one.
 const MAX_KEPT: usize = 1 << 19;
 const MAX_WORDS: usize = 1 << 10;
 
@@ -109,7 +110,7 @@ impl KnownStacks {
         let Some(words) = reads.words().filter(|_| is_kept) else {
             return;
         };
-        // The arguments of the system call are in registers, which are others each time.
+        // The arguments of the system call are in registers, and differ each time.
         let without_arguments = FrameRegisters::new(entry.program_counter, entry.stack_pointer);
         let mut memory = OnlyWords {
             words: &words,
@@ -132,7 +133,7 @@ impl KnownStacks {
         self.words += known.size();
         let of_place = self.by_place.entry(place).or_default();
         if of_place.len() >= MAX_OF_PLACE {
-            // Its words are others each time: the counter of a loop, for example.
+            // The words of these stacks differ each time: the counter of a loop, for example.
             self.words -= of_place.iter().map(KnownStack::size).sum::<usize>();
             of_place.clear();
         }
