@@ -24,7 +24,8 @@ pub enum Activity {
     Stopped,
     /// The cgroup freezer kept it from running.
     Frozen,
-    /// It waited, but not until it was looked at: its stack is that of the last wait of about this length in which it was, if there was one.
+    /// It waited, but was not looked at during the wait. Its stack is that of the last wait of about this length in
+    /// which it was looked at, if there was one.
     Unseen,
 }
 

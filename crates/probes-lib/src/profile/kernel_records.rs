@@ -20,7 +20,7 @@ pub(super) struct KernelRecords {
     pub(super) samples: PendingSamples<ProfileKey>,
     /// What the kernel's samples add up to, if threads are stopped, too.
     pub(super) beside_stops: Option<TimeSums>,
-    /// Until then, samples beside stops are not read at once: it would take too much of a processor.
+    /// Before this time, samples beside stops are not read at once: that would take too much of a processor.
     pub(super) told_after: Duration,
     /// When the process was stopped, until the records of that time are there.
     pub(super) stops: Vec<Range<Duration>>,

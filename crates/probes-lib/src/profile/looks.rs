@@ -17,7 +17,7 @@ const MAX_LOOKS: usize = 8;
 #[derive(Clone, Debug)]
 pub(super) struct WaitLook<L> {
     pub(super) at: Duration,
-    /// Until then, it has not run since.
+    /// The thread has not run between `at` and this time.
     pub(super) until: Duration,
     pub(super) look: L,
 }
@@ -74,11 +74,13 @@ impl<L> Looks<L> {
     }
 }
 
-/// What a thread was last seen to do in waits of each length: within an octave, a wait was looked at by chance, whatever the thread did.
+/// What a thread was last seen to do in waits of each length. Among waits of about the same length, chance decides
+/// which are looked at, whatever the thread did.
 #[derive(Debug)]
 pub(super) struct LooksByLength<L>(Vec<(u64, L)>);
 
-/// The mantissa bits of a class of lengths; and how many classes may be between those of two waits of about the same length.
+/// The mantissa bits of a class of lengths, and the greatest distance of the classes of two waits of about the same
+/// length.
 const LENGTH_PRECISION: u32 = 2;
 const SIMILAR: u64 = 1 << LENGTH_PRECISION;
 

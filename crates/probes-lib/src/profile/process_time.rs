@@ -29,7 +29,7 @@ impl ProcessClock {
     /// Returns how long the process has run; `None` if it was reaped.
     pub(super) fn read(&self, process: &Process) -> Option<Duration> {
         let time = clock_gettime(self.0).ok()?;
-        // It is found by the pid, which another process may have by now.
+        // The clock is found by the pid, which another process may have by now.
         process.identity_of("stat").ok()?;
         Some(time.into())
     }

@@ -26,7 +26,7 @@ use crate::sys::priority;
 pub struct RaisedPriority {
     /// The nice value before.
     before: i32,
-    /// It is of one thread, and stays there.
+    /// Not `Send`: the priority is that of one thread.
     of_thread: PhantomData<*const ()>,
 }
 

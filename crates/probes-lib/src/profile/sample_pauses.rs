@@ -5,17 +5,18 @@
 //!                    ▲────────── less by the time that passes ─────────┘
 //! ```
 //!
-//! A sample stands for the time since the one before it. So when the next one is due must not depend on what was just found: the
-//! samples that find a thread running cost more than those that find it waiting, as only for those the process is stopped. If each
-//! was followed by a pause for its own cost, there were fewer samples while threads run, and most of the time in the pause in which a thread
-//! begins to wait would count as a wait: of 20 ms in which it runs, half could be missing.
+//! A sample stands for the time since the one before it. So the time of the next sample must not depend on what was
+//! just found. Samples that find a thread running cost more than those that find it waiting, as the process is stopped
+//! only for the former. If each sample were followed by a pause for its own cost, fewer samples would be taken while
+//! threads run, and most of the pause in which a thread begins to wait would count as a wait: of 20 ms in which it
+//! runs, half could be missing.
 
 use std::time::Duration;
 
 /// For what part of the time the process is stopped at most: one of so many.
 const STOPPED: u32 = 50;
 
-/// For what part of the time the profiler looks at threads at most, and if it has to look at waits besides.
+/// For what part of the time the profiler looks at threads at most: without waits to look at, and with them.
 const LOOKING: u32 = 20;
 const LOOKING_BESIDES: u32 = 40;
 

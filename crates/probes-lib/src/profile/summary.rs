@@ -98,8 +98,9 @@ impl Profiler {
         }
     }
 
-    /// Returns for how long a thread runs, by the kernel's count, until it is recorded that it got a processor: that time is in what it
-    /// has run, and in what it has waited. `times` are those of all threads, by the same counts.
+    /// Returns how long a thread runs on average, by the kernel's count, before the record that it got a processor:
+    /// that time is counted both as running and as off the processor. `times` are those of all threads, by the same
+    /// counts.
     pub(super) fn switch_cost(&self, times: &ThreadTimes) -> Duration {
         let Some(recorded) = self.recorded.as_ref().filter(|_| self.is_counted) else {
             return Duration::ZERO;
@@ -107,7 +108,7 @@ impl Profiler {
         let (off, arrivals) = recorded.waits.off_and_arrivals();
         let excess = off.saturating_sub(times.off.saturating_add(times.runnable));
         let cost = excess / u32::try_from(arrivals.max(1)).unwrap_or(u32::MAX);
-        // What is more has other reasons.
+        // A larger difference has other reasons.
         let is_known = recorded.waits.lost == 0 && cost <= MAX_SWITCH_COST;
         if is_known { cost } else { Duration::ZERO }
     }

@@ -62,7 +62,8 @@ pub(super) struct SwitchRecorder {
     rings: Vec<(i32, Ring)>,
     /// The events that write to the ring of another one.
     events: Vec<PerfEvent>,
-    /// The rings whose thread, for which they were opened, has exited: the kernel tells no more when there is a sample.
+    /// Whether the thread for which the rings were opened has exited: then their descriptors are always readable, and
+    /// say nothing about samples.
     are_silent: bool,
     samples: Option<ClockSamples>,
     /// The threads whose events were opened, by the numbers of the events.

@@ -99,8 +99,8 @@ impl Profiler {
         Ok(())
     }
 
-    /// If waits are not recorded, adds the time before the first look at a thread that waits, if it has begun since the sample before: this
-    /// sample stands for the time `elapsed` in which there were such threads, seen or not.
+    /// If waits are not recorded, adds the time that a new thread waited before the first look at it. The sample stands
+    /// for the time `elapsed`, in which there were such threads, seen or not.
     pub(super) fn estimate_off(&mut self, tid: i32, elapsed: Duration) {
         let thread = self.threads.get(&tid);
         let is_first =

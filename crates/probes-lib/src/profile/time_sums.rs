@@ -239,8 +239,8 @@ impl TimeSums {
         named.map(|key| (key.tid, key.name.clone())).collect()
     }
 
-    /// Once there are too many stacks, new ones are those of a stack without frames; and then, once there are too many threads, new
-    /// ones are those of a thread without a name, 0.
+    /// Returns the sum for a key. Once there are too many stacks, new keys lose their stack; once there are too many
+    /// keys as well, also their thread (0, without a name).
     fn sum(&mut self, mut key: ProfileKey) -> &mut Sum {
         if !self.by_key.contains_key(&key) {
             let frames = key.stack.as_ref().map_or(0, |stack| stack.frames.len());

@@ -25,11 +25,11 @@ pub(super) struct Waits<L> {
     pub(super) thread_count: usize,
     /// How many records were lost.
     pub(super) lost: u64,
-    /// Until then, more may have been lost at any time.
+    /// Before this time, more records may have been lost at any moment.
     doubtful_until: Duration,
-    /// Until then, it is known how long the process has run.
+    /// When the clock of the process was last read.
     clock_read: Duration,
-    /// How long it has run since, by these records.
+    /// How long the process has run since then, by these records.
     ran_since: Duration,
     /// How long threads were off their processors, by these records, and how often they got one again.
     off: Duration,
@@ -164,12 +164,12 @@ impl<L: Clone> Waits<L> {
         }
     }
 
-    /// How long the process has run was read from its clock at this time.
+    /// Notes that the clock of the process was read at this time.
     pub(super) fn read_clock(&mut self, at: Duration) {
         (self.clock_read, self.ran_since) = (at, Duration::ZERO);
     }
 
-    /// Returns how long it has run since that, as far as it was recorded when threads left their processors.
+    /// Returns how long the process has run since then, as far as threads have left their processors.
     pub(super) fn ran_since(&self) -> Duration {
         self.ran_since
     }
