@@ -295,7 +295,7 @@ impl Process {
 
     /// Waits until it has called execve(2), or is older than a second, if it was just forked.
     pub(crate) fn wait_until_executed(&self) {
-        // Its start may be told by another clock than ours.
+        // Its start may be by another clock than ours, so the wait has a limit of its own.
         let begun = Instant::now();
         while self.was_just_forked() && begun.elapsed() < status::JUST_FORKED {
             thread::sleep(EXECUTE_CHECK_INTERVAL);
