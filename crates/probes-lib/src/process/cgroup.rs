@@ -7,7 +7,7 @@ use crate::error::{MemoryLimit, MemoryLimitKind};
 use crate::process::Process;
 use crate::process::mounts::{self, Mount};
 
-/// The files of a cgroup with its limit and what is used, and the names that its `memory.stat` has for the copies of files.
+/// The files with the limit and the usage of a cgroup, and the names of the page cache in its `memory.stat`.
 struct Version {
     filesystem: &'static str,
     limit: &'static str,
@@ -33,7 +33,7 @@ const VERSIONS: [Version; 2] = [
 /// Version 1 has a limit in each cgroup, which is larger than any memory if nobody has set it.
 const NO_LIMIT: u64 = 1 << 62;
 
-/// A file system of cgroups that has those of memory.
+/// A mounted cgroup file system with the memory controller.
 struct Hierarchy {
     version: &'static Version,
     /// Which cgroup is at its root, and where it is mounted.
@@ -41,8 +41,8 @@ struct Hierarchy {
     mounted_at: PathBuf,
 }
 
-/// Returns the limit of its cgroup, or one around that, that leaves a process the least memory; `None` if there is none, or it cannot
-/// be read.
+/// Returns the limit that leaves a process the least memory, of those of its cgroup and of the cgroups around that;
+/// `None` if there is none, or none can be read.
 pub(super) fn memory_limit(process: &Process) -> Option<MemoryLimit> {
     let own_mounts = mounts::own();
     let cgroups = String::from_utf8(process.read_of_living_thread("cgroup").ok()?).ok()?;
@@ -99,7 +99,7 @@ fn limit_in(version: &Version, directory: &Path) -> Option<MemoryLimit> {
     })
 }
 
-/// Returns how many bytes are copies of files.
+/// Returns how many bytes are page cache.
 fn files(stat: &str, names: [&str; 2]) -> u64 {
     let lines = stat.lines().filter_map(|line| line.split_once(' '));
     let files = lines.filter(|(name, _)| names.contains(name));

@@ -45,8 +45,8 @@ pub(crate) fn refuse_tight(process: &Process, needed: NeededMemory) -> Result<()
     Ok(())
 }
 
-/// Returns whether a process has locked all its memory: that which is locked is all but the parts that nobody may
-/// access, and those of devices. So what is mapped later may be locked, too.
+/// Returns whether a process has locked nearly all its resident memory: parts that nobody may access and those of
+/// devices are never locked. Then what is mapped later may be locked, too.
 fn locks_all(status: &Status) -> bool {
     status.locked > 0 && status.locked >= status.resident / 10 * 9
 }
@@ -87,8 +87,8 @@ pub(crate) fn is_ample(limit: &MemoryLimit) -> bool {
     usable(limit) > MAX_NEEDED
 }
 
-/// Returns how much may be mapped: of what a limit leaves, the half, so that the process has as much again; of what a cgroup leaves, all,
-/// because a cgroup counts only memory that is used.
+/// Returns how much may be mapped: half of what a limit leaves, so that the process has as much again; all that a
+/// cgroup leaves, because a cgroup counts only memory that is used.
 fn usable(limit: &MemoryLimit) -> u64 {
     let left = limit.limit.saturating_sub(limit.used);
     match limit.kind {

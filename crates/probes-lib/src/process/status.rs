@@ -36,7 +36,8 @@ pub(crate) struct Status {
     pub(crate) levels: usize,
     /// Its id in the innermost of them, which is the one that it knows.
     pub(crate) innermost: i32,
-    /// The seccomp mode: 0 for none, 1 if only read(2) and write(2) are allowed, 2 for filters.
+    /// The seccomp mode: 0 for none, 1 for strict mode (only read(2), write(2), _exit(2) and sigreturn(2)), 2 for
+    /// filters.
     pub(crate) seccomp: u32,
     /// How many filters there are.
     pub(crate) filters: u32,
