@@ -67,7 +67,8 @@ pub enum MemoryLimitKind {
     AddressSpace,
     /// What it maps private and writable: `RLIMIT_DATA`.
     Data,
-    /// The memory of all processes of a cgroup, without copies of files that the kernel can drop. Beyond the limit, the kernel kills a process.
+    /// The memory of all processes of a cgroup, without page cache that the kernel can drop. Beyond the limit, the
+    /// kernel kills a process.
     Cgroup,
 }
 
