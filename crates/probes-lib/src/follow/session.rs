@@ -43,8 +43,9 @@ const DETACH_INTERVAL: Duration = Duration::from_millis(5);
 /// is tried.
 const STOP_LIMIT: Duration = Duration::from_millis(100);
 
-/// How long what a process loads or executes is kept from running while other tools change the process, or one of its threads is
-/// ready to run and is given no processor: on a busy machine, both may take seconds. Without its probes set, it would run unseen.
+/// How long a process that loads or executes something waits until its probes can be set: because other tools change
+/// it, or one of its threads is ready to run and is given no processor. On a busy machine, both may take seconds.
+/// Without its probes set, the new code would run unseen.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// Processes that are followed, and what is to be done to their probes.
