@@ -1,6 +1,6 @@
-//! Checks of a program's file before anything is started, so that what is wrong with the file, or with the
-//! names of probes, is found early. The file that is checked is the one that the kernel executes. And what is said of
-//! the file afterwards: that a shell was executed instead of it, or why it was not executed.
+//! Checks of a program's file before anything is started, so that what is wrong with the file, or with the names of
+//! probes, is found early. The file that is checked is the one that the kernel executes. Also finds out afterwards why
+//! the file was not executed, or that a shell was executed instead of it.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata};
