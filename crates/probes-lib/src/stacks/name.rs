@@ -132,7 +132,8 @@ impl ThreadRole {
 #[derive(Default)]
 pub(super) struct FrameNames {
     known: HashMap<RawFrame, Arc<StackFrame>>,
-    /// By the addresses of the objects in the functions, since two files may have had one path; `None` if a file cannot be read.
+    /// By the address of the object in memory, because two files may have had the same path; `None` if a file cannot be
+    /// read.
     sources: HashMap<usize, Option<SourceMap>>,
 }
 
