@@ -4,8 +4,8 @@ use std::marker::PhantomData;
 
 use crate::sys::priority;
 
-/// While it lives, this thread has the best ordinary priority, a nice value of -20, if that is permitted: as root, it is. Programs that
-/// it starts meanwhile inherit it.
+/// While this exists, the thread has a nice value of -20, the best ordinary priority, if that is permitted (it is for
+/// root). Programs that the thread starts meanwhile inherit it.
 ///
 /// On a machine with many more busy threads than processors, a profiler without it looks at threads late and seldom.
 ///

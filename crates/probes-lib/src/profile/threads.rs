@@ -22,7 +22,7 @@ pub(super) struct ProfiledThread {
     pub(super) name: Arc<str>,
     /// `None` if there are too many threads.
     pub(super) files: Option<ThreadFiles>,
-    /// When it is tried next to find out its domain, and how long after that; `None`: it is known, or never will be.
+    /// When to look for its domain next, and how long after that; `None` if the domain is known, or never will be.
     pub(super) domain_attempt: Option<(Instant, Duration)>,
     /// What it does as long as its slices stay the same, and since when that is known.
     pub(super) blocked: Option<(Slices, ProfileKey, Duration)>,
