@@ -21,6 +21,7 @@ mod replacement;
 mod search_path;
 mod signals;
 mod spelling;
+mod standard_error;
 mod status_line;
 mod text;
 mod usage;
@@ -47,11 +48,13 @@ fn main() -> ExitCode {
             (messages, Err(Failure::Usage(error)))
         }
     };
-    outcome.unwrap_or_else(|failure| {
+    let status = outcome.unwrap_or_else(|failure| {
         if failure.is_closed_pipe() {
             return ExitCode::SUCCESS;
         }
         messages.failure(&failure);
         failure.exit_status()
-    })
+    });
+    messages.say_dropped();
+    status
 }

@@ -1,12 +1,12 @@
 //! [`Messages`]: what a command says beside its answer, on standard error.
 
 use std::fmt;
-use std::io::{Write, stderr};
 
 use crate::failure::Failure;
 use crate::output::{self, MessageKind, WarningKind};
+use crate::standard_error;
 use crate::status_line;
-use crate::text::Escaped;
+use crate::text::{Escaped, number_that_were};
 
 /// How much to write to standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -146,10 +146,20 @@ impl Messages {
             }
         };
         status_line::erase();
-        for line in lines {
-            // One write for each line, because a traced program may write to the same place. If standard error is
-            // closed, there is no place to report that.
-            let _ = stderr().write_all(line.as_bytes());
+        standard_error::write_message(&lines, |dropped| self.line_of_dropped(dropped));
+    }
+
+    /// Says how many messages were dropped since that was said last, if any were.
+    pub(crate) fn say_dropped(&self) {
+        standard_error::say_dropped(|dropped| self.line_of_dropped(dropped));
+    }
+
+    fn line_of_dropped(&self, dropped: u64) -> String {
+        let dropped = number_that_were(dropped, "message");
+        let note = format!("{dropped} dropped here: standard error was not read");
+        match self.form {
+            MessageForm::Json => output::message(MessageKind::Note, &note, None, None),
+            MessageForm::Text => note + "\n",
         }
     }
 }

@@ -16,6 +16,7 @@ use probes_lib::{ReceivedSignal, Target};
 
 use crate::destination::Destination;
 use crate::failure::Failure;
+use crate::standard_error;
 
 const TERMINATION_SIGNALS: [Signal; 4] = [
     Signal::SIGINT,
@@ -57,8 +58,10 @@ impl TerminationSignals {
         let is_ignored = |signal: &Signal| ignored & (1 << (*signal as u32 - 1)) != 0;
         let signals = TERMINATION_SIGNALS.into_iter();
         let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
+        let pending = block(&blocked)?;
+        standard_error::set_signals_blocked(true);
         Ok(TerminationSignals {
-            pending: block(&blocked)?,
+            pending,
             blocked,
             program: program.map(Pid::from_raw),
         })
@@ -70,6 +73,7 @@ impl TerminationSignals {
         self.take_interrupt();
         // It cannot fail: the set holds valid signals.
         let _ = self.blocked.thread_unblock();
+        standard_error::set_signals_blocked(false);
     }
 
     /// Consumes all pending signals, and passes them on; returns whether there were any.

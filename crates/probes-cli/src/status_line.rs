@@ -1,7 +1,10 @@
 //! The line on the terminal that shows progress: written again and again, and erased before a message.
 
 use std::io::{Write, stderr};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::destination::is_writable;
 
 /// Whether the line is on the terminal.
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);
@@ -22,6 +25,10 @@ pub(crate) fn erase() {
 /// Replaces the line, and what the terminal has written after it (`^C`).
 fn write(line: &str) {
     const ERASE_TO_END: &str = "\x1b[K";
-    // An error means that the terminal is gone.
-    let _ = write!(stderr(), "\r{line}{ERASE_TO_END}");
+    let mut terminal = stderr();
+    // Progress waits for nothing: a user may have stopped the terminal's output, by Ctrl-S.
+    if is_writable(terminal.as_fd()) {
+        // An error means that the terminal is gone.
+        let _ = write!(terminal, "\r{line}{ERASE_TO_END}");
+    }
 }
