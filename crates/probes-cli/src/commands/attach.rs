@@ -145,8 +145,8 @@ fn change(
     for target in targets {
         let report = target.update_with(actions, args.options());
         let pid = target.pid();
-        let failure = Failure::of_attached(pid);
-        if let Some(report) = failures.record_unless_exited(&args.selection, pid, report, failure) {
+        let report = report.map_err(Failure::of_attached(pid));
+        if let Some(report) = failures.record_unless_exited(pid, report) {
             unprinted.add(print(output, &report, failures));
         }
     }
@@ -173,8 +173,8 @@ fn change_for(
     for target in targets {
         let hold = target.hold(actions, args.options());
         let pid = target.pid();
-        let failure = Failure::of_attached(pid);
-        if let Some(hold) = failures.record_unless_exited(&args.selection, pid, hold, failure) {
+        let hold = hold.map_err(Failure::of_attached(pid));
+        if let Some(hold) = failures.record_unless_exited(pid, hold) {
             let messages = failures.messages(pid);
             holds::warn_of_unrecorded(&messages, &hold);
             holds::warn_of_dead(&messages, pid, &target.holders());
@@ -214,8 +214,8 @@ fn open(args: &Args, pids: &[i32], failures: &mut ProcessFailures) -> Result<Vec
             Target::open(pid)
         };
         let opened = opened.map_err(|error| error.with_effect_if_none(Effect::NothingChanged));
-        let failure = |error| args.failure(pid, error);
-        targets.extend(failures.record_unless_exited(&args.selection, pid, opened, failure));
+        let opened = opened.map_err(|error| args.failure(pid, error));
+        targets.extend(failures.record_unless_exited(pid, opened));
     }
     if let Some(actions) = args.actions().filter(|_| pids.len() > 1) {
         for target in &targets {

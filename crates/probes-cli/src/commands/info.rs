@@ -56,8 +56,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut failures = ProcessFailures::new(&args.selection, pids.len(), messages);
     for pid in pids {
         let read = open_or_observed(pid);
-        let failure = Failure::of_process(pid);
-        let read = failures.record_unless_exited(&args.selection, pid, read, failure);
+        let read = read.map_err(Failure::of_process(pid));
+        let read = failures.record_unless_exited(pid, read);
         if let Some((states, target)) = read {
             let output = Output {
                 messages: failures.messages(pid),

@@ -49,7 +49,7 @@ impl OpenedProcesses {
         for &pid in pids {
             let messages = failures.messages(pid);
             let opened = open_to_observe(pid, needs_probes, &messages);
-            targets.extend(failures.record(pid, opened));
+            targets.extend(failures.record_unless_exited(pid, opened));
         }
         let opened = OpenedProcesses {
             targets,

@@ -2,8 +2,6 @@
 
 use std::collections::HashSet;
 
-use probes_lib::Error;
-
 use crate::failure::Failure;
 use crate::flags::TargetSelection;
 use crate::messages::Messages;
@@ -18,6 +16,8 @@ pub(super) struct ProcessFailures {
     /// Whether messages and answers say which process they are about.
     shows_pid: bool,
     messages: Messages,
+    /// The processes that were given by their pids: the others were selected by their names.
+    given: Vec<i32>,
     /// The failures, each with its process. A process may have two: of a step, and of undoing it.
     list: Vec<(i32, Failure)>,
 }
@@ -34,6 +34,7 @@ impl ProcessFailures {
             total,
             shows_pid: total > 1 || selection.is_by_name(),
             messages,
+            given: selection.given().to_vec(),
             list: Vec::new(),
         }
     }
@@ -78,17 +79,15 @@ impl ProcessFailures {
     /// and is not counted any more.
     pub(super) fn record_unless_exited<T>(
         &mut self,
-        selection: &TargetSelection,
         pid: i32,
-        result: Result<T, Error>,
-        failure: impl FnOnce(Error) -> Failure,
+        result: Result<T, Failure>,
     ) -> Option<T> {
         match result {
-            Err(error) if selection.has_exited_since(pid, &error) => {
+            Err(Failure::Target(_, error)) if error.is_gone() && !self.given.contains(&pid) => {
                 self.total = self.total.saturating_sub(1);
                 None
             }
-            result => self.record(pid, result.map_err(failure)),
+            result => self.record(pid, result),
         }
     }
 
@@ -124,5 +123,37 @@ impl ProcessFailures {
             self.messages(*pid).failure(failure);
         }
         last.map_or(Ok(()), |(_, failure)| Err(failure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use probes_lib::Target;
+
+    use super::*;
+    use crate::flags::Checked;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        selection: Checked<TargetSelection>,
+    }
+
+    #[test]
+    fn only_exit_of_a_given_process_is_failure() {
+        // Above the highest possible pid.
+        const EXITED: i32 = i32::MAX;
+        let of = |flags: &[&str]| {
+            let words = ["test"].iter().chain(flags);
+            let selection = Flags::try_parse_from(words).unwrap().selection;
+            let mut failures = ProcessFailures::new(&selection, 1, Messages::default());
+            let gone = Target::open_any(EXITED).map_err(Failure::of_process(EXITED));
+            assert!(failures.record_unless_exited(EXITED, gone).is_none());
+            failures.finish("").is_err()
+        };
+        assert!(!of(&["--name", "a"]));
+        assert!(of(&["--pid", &EXITED.to_string()]));
+        assert!(of(&["--name", "a", "--pid", &EXITED.to_string()]));
     }
 }

@@ -137,7 +137,7 @@ impl<'o> SeveralObservations<'o> {
             let messages = failures.messages(pid);
             let observe = || target.observe(&request.observation, request.options);
             let observer = observe_by(&target, &messages, observe);
-            if let Some(observer) = failures.record(pid, observer) {
+            if let Some(observer) = failures.record_unless_exited(pid, observer) {
                 each.push(ObservedProcess::of(observer));
                 are_observed.push(target);
             }

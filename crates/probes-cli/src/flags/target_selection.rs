@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::{fs, io};
 
-use probes_lib::{Error, survey};
+use probes_lib::survey;
 use regex::Regex;
 
 use super::checked::{Flags, each_once};
@@ -93,12 +93,6 @@ impl TargetSelection {
     /// Whether it is one process, given by its pid.
     pub(crate) fn is_one_pid(&self) -> bool {
         matches!(self.given(), [_]) && !self.is_by_name()
-    }
-
-    /// Whether `error` says that the process has exited, and the process was selected only by its
-    /// name: then it is not reported as an error.
-    pub(crate) fn has_exited_since(&self, pid: i32, error: &Error) -> bool {
-        error.is_gone() && !self.pids.contains(&pid)
     }
 }
 
