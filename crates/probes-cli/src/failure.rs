@@ -104,10 +104,10 @@ impl Failure {
         }
     }
 
-    /// The same failure, after what was changed has been undone.
+    /// The failure to write what was changed, if that is undone by the time it is reported.
     pub(crate) fn after_undoing(self) -> Failure {
         match self {
-            Failure::DoneUnwritten(_, error) => {
+            Failure::Output(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 Failure::DoneUnwritten("what was changed was undone".to_owned(), error)
             }
             failure => failure,

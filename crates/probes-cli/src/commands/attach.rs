@@ -1,22 +1,24 @@
 //! `attach`: changes the probes of running processes: first all are checked, then each is changed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use probes_lib::{Actions, Effect, Error, Follow, Hold, Options, ProbeChange, Report, Target};
 
-use super::changes::{print_changes, print_undone};
+use super::changes::{self, print_changes, print_undone};
 use super::follow;
 use super::holds;
 use super::open_target::describe;
 use super::process_failures::ProcessFailures;
 use super::step_failures::StepFailures;
-use super::undo::{fail_unless_all_undone, undo_changes};
+use super::undo::{fail_unless_all_undone, retry_each, undone_changes};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     ChangeFlags, Checked, OutputFlags, RequestedChange, TargetSelection, duration, with_regexp_help,
 };
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
+use crate::output::Update;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 const HELP: &str = "\
@@ -168,8 +170,64 @@ fn change_for(
     };
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = TerminationSignals::block()?;
-    let mut printed = Ok(());
-    let mut changed = Vec::with_capacity(targets.len());
+    let mut interruptible = InterruptibleOutput::new(output, signals)?;
+    let changed = hold_each(args, targets, actions, failures);
+    let mut text = String::new();
+    let mut unprinted = Ok(());
+    for (_, hold) in &changed {
+        match changes::text_of(
+            output,
+            Update::Changed,
+            hold.report(),
+            failures.shows_pid(),
+        ) {
+            Ok(one) => text += &one,
+            Err(failure) => unprinted = Err(failure),
+        }
+    }
+    let is_changed =
+        |(_, hold): &(&Target, Hold)| hold.report().changed.iter().any(is_change);
+    let mut steps = StepFailures::default();
+    if !changed.iter().any(is_changed) {
+        interruptible.end().1?;
+        if !failures.are_of_all() {
+            messages.note("nothing was changed: -for has nothing to undo, and does not wait");
+        }
+        steps.add(unprinted.and_then(|()| output.print(&text)));
+        return Ok(steps);
+    }
+    // If the reader does not read, the changes are still undone when the time is over or a signal comes.
+    let deadline = Instant::now().checked_add(duration);
+    interruptible.set_deadline(deadline);
+    let printed = match interruptible.write(&text) {
+        Ok(next) => {
+            for (target, hold) in &changed {
+                changes::sum_up(output, &failures.messages(target.pid()), hold.report());
+            }
+            Ok(next)
+        }
+        Err(failure) => Err(failure.after_undoing()),
+    };
+    let held: Vec<&(&Target, Hold)> = changed.iter().filter(|it| is_changed(it)).collect();
+    let waited = match printed {
+        Ok(Next::Stop) => Ok(()),
+        Ok(Next::Continue) | Err(_) => wait(&interruptible, &held, duration, deadline, &messages),
+    };
+    steps.add(waited);
+    steps.add(unprinted.and(printed.map(drop)));
+    // The changes are undone, whatever has failed so far.
+    undo(args, output, &held, interruptible, failures, &mut steps);
+    Ok(steps)
+}
+
+/// Changes every process, and keeps what is to be undone.
+fn hold_each<'t>(
+    args: &Args,
+    targets: &'t [Target],
+    actions: &Actions,
+    failures: &mut ProcessFailures,
+) -> Vec<(&'t Target, Hold)> {
+    let mut held = Vec::with_capacity(targets.len());
     for target in targets {
         let hold = target.hold(actions, args.options());
         let pid = target.pid();
@@ -178,25 +236,11 @@ fn change_for(
             let messages = failures.messages(pid);
             holds::warn_of_unrecorded(&messages, &hold);
             holds::warn_of_dead(&messages, pid, &target.holders());
-            printed = printed.and(print(output, hold.report(), failures));
-            changed.push((target, hold));
+            changes::say_about_changes(&messages, hold.report());
+            held.push((target, hold));
         }
     }
-    changed.retain(|(_, hold)| hold.report().changed.iter().any(is_change));
-    let mut steps = StepFailures::default();
-    if changed.is_empty() {
-        if !failures.are_of_all() {
-            messages.note("nothing was changed: -for has nothing to undo, and does not wait");
-        }
-        steps.add(printed);
-        return Ok(steps);
-    }
-    let waited = wait(&signals, &changed, duration, &messages);
-    // The changes are undone, whatever has failed so far.
-    let undone = undo(args, output, &changed, &signals, failures);
-    steps.add(waited);
-    steps.add(printed.map_err(Failure::after_undoing).and(undone));
-    Ok(steps)
+    held
 }
 
 fn print(output: &Output, report: &Report, failures: &ProcessFailures) -> Result<(), Failure> {
@@ -241,16 +285,19 @@ fn open(args: &Args, pids: &[i32], failures: &mut ProcessFailures) -> Result<Vec
 }
 
 fn wait(
-    signals: &TerminationSignals,
-    changed: &[(&Target, Hold)],
+    interruptible: &InterruptibleOutput,
+    held: &[&(&Target, Hold)],
     duration: Duration,
+    deadline: Option<Instant>,
     messages: &Messages,
 ) -> Result<(), Failure> {
     messages.note(&format!(
         "the changes will be undone in {}, or on Ctrl-C",
         humantime::format_duration(duration)
     ));
-    match signals.wait(changed.iter().map(|(target, _)| *target), duration)? {
+    let left = deadline.map_or(duration, |it| it.saturating_duration_since(Instant::now()));
+    let signals = interruptible.signals();
+    match signals.wait(held.iter().map(|(target, _)| *target), left)? {
         WaitEnd::Timeout => {}
         WaitEnd::Interrupted => messages.step(format_args!("interrupted")),
         WaitEnd::Exited => messages.step(format_args!("all processes have exited")),
@@ -262,29 +309,39 @@ fn wait(
 fn undo(
     args: &Args,
     output: &Output,
-    changed: &[(&Target, Hold)],
-    signals: &TerminationSignals,
+    held: &[&(&Target, Hold)],
+    interruptible: InterruptibleOutput,
     failures: &mut ProcessFailures,
-) -> Result<(), Failure> {
-    let mut all_undone = Vec::with_capacity(changed.len());
-    for (target, hold) in changed {
-        let pid = target.pid();
+    steps: &mut StepFailures,
+) {
+    let options = args.options();
+    let mut holds: Vec<&Hold> = held.iter().map(|(_, hold)| hold).collect();
+    let results = retry_each(
+        interruptible.signals(),
+        &mut holds,
+        |hold| failures.messages(hold.report().pid),
+        |hold| hold.release(options),
+    );
+    let mut all_undone = Vec::with_capacity(holds.len());
+    for (hold, result) in holds.into_iter().zip(results) {
+        let pid = hold.report().pid;
         let messages = failures.messages(pid);
-        match undo_changes(hold, args.options(), signals, &messages) {
+        match undone_changes(hold, result, options, &messages) {
             Ok(undone) => all_undone.extend(undone.map(|undone| (hold, undone))),
             Err(failure) => failures.add(pid, failure),
         }
     }
-    let mut printed = Ok(());
+    let (output_was_read, rest_printed) = interruptible.end();
+    steps.add(rest_printed.map_err(Failure::after_undoing));
     for (hold, undone) in &all_undone {
         let messages = failures.messages(undone.pid);
         let shows_pid = failures.shows_pid();
-        printed = printed.and(print_undone(output, messages, undone, shows_pid));
-        if let Err(failure) = fail_unless_all_undone(hold, args.options(), undone) {
+        let printed = print_undone(output, messages, undone, shows_pid, output_was_read);
+        steps.add(printed);
+        if let Err(failure) = fail_unless_all_undone(hold, options, undone) {
             failures.add(undone.pid, failure);
         }
     }
-    printed
 }
 
 /// Whether anything has changed.

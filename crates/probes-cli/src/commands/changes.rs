@@ -20,8 +20,7 @@ pub(super) fn print_changes(
     report: &Report,
     shows_pid: bool,
 ) -> Result<(), Failure> {
-    say_skipped(&messages, report);
-    say_remarks(&messages, report);
+    say_about_changes(&messages, report);
     print_report(output, Update::Changed, report, shows_pid, || {
         "the probes were changed".to_owned()
     })?;
@@ -29,24 +28,49 @@ pub(super) fn print_changes(
     Ok(())
 }
 
-/// Prints what undoing an update has changed.
+/// The notes and warnings about what was changed in a process that runs.
+pub(super) fn say_about_changes(messages: &Messages, report: &Report) {
+    say_skipped(messages, report);
+    say_remarks(messages, report);
+}
+
+/// Prints what undoing an update has changed; without waiting, if the reader of the output did not read.
 pub(super) fn print_undone(
     output: &Output,
     messages: Messages,
     undone: &Report,
     shows_pid: bool,
+    output_was_read: bool,
 ) -> Result<(), Failure> {
     if let Some(names) = join_first_few(&undone.skipped) {
         messages.note(&format!("no changes of {names} are left to undo"));
     }
     say_remarks(&messages, undone);
-    print_report(output, Update::Undone, undone, shows_pid, String::new)
-        .map_err(Failure::after_undoing)?;
+    let text = text_of(output, Update::Undone, undone, shows_pid)?;
+    let printed = if output_was_read {
+        output.print(&text)
+    } else {
+        output.print_last(&text, false)
+    };
+    printed.map_err(Failure::after_undoing)?;
     sum_up(output, &messages, undone);
     Ok(())
 }
 
-fn sum_up(output: &Output, messages: &Messages, report: &Report) {
+/// What is printed of an update: nothing, if changes are not to be printed.
+pub(super) fn text_of(
+    output: &Output,
+    update: Update,
+    report: &Report,
+    shows_pid: bool,
+) -> Result<String, Failure> {
+    if !output.reports_changes {
+        return Ok(String::new());
+    }
+    output::changes(output.format, &Changes::of(update, report), shows_pid)
+}
+
+pub(super) fn sum_up(output: &Output, messages: &Messages, report: &Report) {
     output.sum_up(messages, report.changed.len(), || {
         let probes = number_of(report.changed.len(), "probe");
         let sites: usize = report.changed.iter().map(|change| change.sites).sum();
@@ -96,7 +120,7 @@ fn print_report(
     if !output.reports_changes {
         return Ok(());
     }
-    let text = output::changes(output.format, &Changes::of(update, report), shows_pid)?;
+    let text = text_of(output, update, report, shows_pid)?;
     match output.print(&text) {
         Err(Failure::Output(error)) if error.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::DoneUnwritten(done(), error))

@@ -16,7 +16,7 @@ use super::open_target::describe;
 use super::process_failures::ProcessFailures;
 use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, Unreported};
 use super::step_failures::StepFailures;
-use super::undo::retry;
+use super::undo::retry_each;
 use crate::clock::thread_time;
 use crate::descriptors;
 use crate::destination::Output;
@@ -220,11 +220,19 @@ impl<'o> SeveralObservations<'o> {
         handler: &mut H,
     ) {
         let signals = self.interruptible.signals();
-        for (one, target) in self.each.iter_mut().zip(&self.targets) {
-            let pid = target.pid();
+        let mut observed: Vec<(&mut ObservedProcess, i32)> = (self.each.iter_mut())
+            .zip(self.targets.iter().map(Target::pid))
+            .collect();
+        let removed = retry_each(
+            signals,
+            &mut observed,
+            |(_, pid)| self.failures.messages(*pid),
+            |(one, _)| one.observer.remove(),
+        );
+        for ((one, pid), removed) in observed.into_iter().zip(removed) {
             let messages = self.failures.messages(pid);
             let lead = lead(self.begun, one.since);
-            match retry(signals, &messages, || one.observer.remove()) {
+            match removed {
                 Ok(report) => {
                     warn_of_still_mapped(&messages, pid, report.still_mapped);
                     warn_of_unrestored(&messages, pid, &report);

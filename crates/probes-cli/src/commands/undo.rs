@@ -16,8 +16,8 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long until the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Undoes the changes of `hold`. Retries transient errors for 30 s or until a termination
-/// signal. Returns `None` if the process has exited or exec'd, which leaves nothing to undo.
+/// Undoes the changes of `hold`. Retries transient errors for 30 s or until a termination signal. Returns `None` if the
+/// process has exited or exec'd, which leaves nothing to undo.
 pub(super) fn undo_changes(
     hold: &Hold,
     options: Options,
@@ -25,6 +25,17 @@ pub(super) fn undo_changes(
     messages: &Messages,
 ) -> Result<Option<Report>, Failure> {
     let undone = retry(signals, messages, || hold.release(options));
+    undone_changes(hold, undone, options, messages)
+}
+
+/// What has become of the changes of `hold`, which were to be `undone`. `None` if the process has exited or exec'd,
+/// which leaves nothing to undo.
+pub(super) fn undone_changes(
+    hold: &Hold,
+    undone: probes_lib::Result<Report>,
+    options: Options,
+    messages: &Messages,
+) -> Result<Option<Report>, Failure> {
     let error = match undone {
         Ok(undone) => return Ok(Some(undone)),
         Err(error) => error,
@@ -55,18 +66,45 @@ pub(super) fn retry<T>(
     messages: &Messages,
     mut attempt: impl FnMut() -> probes_lib::Result<T>,
 ) -> probes_lib::Result<T> {
+    let attempt = |(): &mut ()| attempt();
+    let mut results = retry_each(signals, &mut [()], |()| *messages, attempt);
+    // One for one process.
+    results.remove(0)
+}
+
+/// Calls `attempt` once for each process; then, for 30 s in all or until a termination signal, again for those whose
+/// error is transient, so that no process waits for another that is busy. Returns a result for each.
+pub(super) fn retry_each<P, T>(
+    signals: &TerminationSignals,
+    processes: &mut [P],
+    messages: impl Fn(&P) -> Messages,
+    mut attempt: impl FnMut(&mut P) -> probes_lib::Result<T>,
+) -> Vec<probes_lib::Result<T>> {
+    let mut results: Vec<_> = processes.iter_mut().map(&mut attempt).collect();
     let begun = Instant::now();
     loop {
-        match attempt() {
-            Err(error)
-                if error.is_transient()
-                    && begun.elapsed() < RETRY_TIMEOUT
-                    && !signals.take_interrupt() =>
-            {
-                messages.step(format_args!("trying again: {error}"));
-                std::thread::sleep(RETRY_INTERVAL);
+        let is_busy = |result: &probes_lib::Result<T>| {
+            let error = result.as_ref().err();
+            error.is_some_and(probes_lib::Error::is_transient)
+        };
+        if !results.iter().any(is_busy) || begun.elapsed() >= RETRY_TIMEOUT {
+            return results;
+        }
+        if signals.take_interrupt() {
+            return results;
+        }
+        for (process, result) in processes.iter().zip(&results) {
+            if let Err(error) = result {
+                if error.is_transient() {
+                    messages(process).step(format_args!("trying again: {error}"));
+                }
             }
-            done => return done,
+        }
+        std::thread::sleep(RETRY_INTERVAL);
+        for (process, result) in processes.iter_mut().zip(&mut results) {
+            if is_busy(result) && begun.elapsed() < RETRY_TIMEOUT {
+                *result = attempt(process);
+            }
         }
     }
 }
