@@ -18,11 +18,14 @@ use crate::destination::Destination;
 use crate::failure::Failure;
 use crate::standard_error;
 
-const TERMINATION_SIGNALS: [Signal; 4] = [
+const TERMINATION_SIGNALS: [Signal; 6] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
     Signal::SIGQUIT,
+    // Limits of the tool itself (ulimit -f and -t). The write that exceeds the limit fails, too.
+    Signal::SIGXFSZ,
+    Signal::SIGXCPU,
 ];
 
 /// The termination signals, blocked since this value was made, so that the tool undoes what it has
@@ -71,8 +74,11 @@ impl TerminationSignals {
     pub(crate) fn unblock(self) {
         // The pending ones have been handled; if they stayed pending, they would kill the tool now.
         self.take_interrupt();
+        // A write that exceeds `ulimit -f` still fails, so that this can be said.
+        let mut unblocked = self.blocked;
+        unblocked.remove(Signal::SIGXFSZ);
         // It cannot fail: the set holds valid signals.
-        let _ = self.blocked.thread_unblock();
+        let _ = unblocked.thread_unblock();
         standard_error::set_signals_blocked(false);
     }
 
