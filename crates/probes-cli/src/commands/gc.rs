@@ -115,8 +115,8 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
     let started = ProgramWithEvents::start(path, arguments, &output.messages)?;
     let output = output.with_pid(started.pid());
     let done = match Target::open_any(started.pid()) {
-        Ok(target) => read(args, &target, &output, Some(&started), |_, signals| {
-            let events = started.events(&target, signals)?;
+        Ok(target) => read(args, &target, &output, Some(&started), |end, signals| {
+            let events = started.events(&target, end, signals)?;
             Ok(OpenedEvents::always_on(events))
         }),
         Err(error) if !error.is_gone() => Err(Failure::of_process(started.pid())(error)),

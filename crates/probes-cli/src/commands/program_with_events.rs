@@ -21,9 +21,6 @@ use crate::search_path::{look_up, path_of};
 use crate::signals::{TerminationSignals, WaitEnd};
 use crate::text::join_first_few;
 
-/// How often it is checked whether a program has begun to write events.
-const CHECK_INTERVAL: Duration = Duration::from_millis(1);
-
 /// The environment variable that names the directory.
 const DIRECTORY_VARIABLE: &str = "OCAML_RUNTIME_EVENTS_DIR";
 
@@ -205,21 +202,28 @@ impl ProgramWithEvents {
         self.begun
     }
 
-    /// Opens its events, from the first, once it has begun to write them.
+    /// Opens its events, from the first, once it has begun to write them: until `end`, after the beginning.
     ///
     /// # Errors
     ///
-    /// If it has exited, or a signal comes, and it has written none.
+    /// If the time is over, it has exited, or a signal comes, and it has written none.
     pub(super) fn events(
         &self,
         target: &Target,
+        end: Duration,
         signals: &TerminationSignals,
     ) -> Result<RuntimeEvents, Failure> {
+        let mut awaited = AwaitedEvents::in_directory(&self.directory);
         loop {
-            if let Ok(events) = RuntimeEvents::of_process(self.pid()) {
-                return Ok(events.from_start());
+            let at = self.begun.elapsed();
+            if let Some(events) = awaited.try_to_open(self.pid(), at) {
+                return Ok(events);
             }
-            match signals.wait(iter::once(target), CHECK_INTERVAL)? {
+            if at >= end {
+                return Err(self.no_events());
+            }
+            let next = awaited.try_at.min(end).saturating_sub(at);
+            match signals.wait(iter::once(target), next)? {
                 WaitEnd::Timeout => {}
                 WaitEnd::Interrupted => return Err(self.no_events()),
                 WaitEnd::Exited => return self.events_of_exited(),

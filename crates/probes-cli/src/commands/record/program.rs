@@ -94,8 +94,8 @@ fn with_events(
     let output = output.with_pid(pid);
     let mut recording = Recording::new(args, &output, (pid, &started.path()), file);
     let read = match Target::open_any(pid) {
-        Ok(target) => recording.read_without_hits(&target, |_, signals| {
-            let events = started.events(&target, signals)?;
+        Ok(target) => recording.read_without_hits(&target, |end, signals| {
+            let events = started.events(&target, end, signals)?;
             Ok(Some(OpenedEvents::always_on(events)))
         }),
         Err(error) if !error.is_gone() => Err(Failure::of_process(pid)(error)),
