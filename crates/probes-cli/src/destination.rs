@@ -86,7 +86,7 @@ impl Output {
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), Failure> {
         let mut to: Box<dyn Write> = match &self.destination {
-            Destination::Stdout => Box::new(BufWriter::new(stdout().lock())),
+            Destination::Stdout => Box::new(BufWriter::new(StandardOutput)),
             Destination::Stderr => Box::new(LineWriter::new(stderr())),
             Destination::File(file) => {
                 Box::new(BufWriter::new(file.emptied().map_err(Failure::Output)?))
@@ -172,11 +172,7 @@ impl Destination {
         let end = most.iter().rposition(|&byte| byte == b'\n');
         let piece = &most[..end.map_or(most.len(), |end| end + 1)];
         match self {
-            Destination::Stdout => {
-                let mut output = stdout().lock();
-                output.write_all(piece)?;
-                output.flush()?;
-            }
+            Destination::Stdout => StandardOutput.write_all(piece)?,
             Destination::Stderr => stderr().write_all(piece)?,
             Destination::File(file) => file.emptied()?.write_all(piece)?,
         }
@@ -234,9 +230,32 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Same as [`print()`], for text that may begin in the middle of a UTF-8 character.
 fn print_bytes(text: &[u8]) -> Result<(), Failure> {
-    let mut out = BufWriter::new(stdout().lock());
-    let written = out.write_all(text).and_then(|()| out.flush());
-    written.map_err(Failure::Output)
+    StandardOutput.write_all(text).map_err(Failure::Output)
+}
+
+/// Standard output. [`std::io::Stdout`] passes over what it writes to a descriptor that is not open for writing.
+struct StandardOutput;
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(nix::unistd::write(stdout(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Fails if standard output is not open for writing, as after `1<FILE`: before anything is done, because the answer
+/// would be lost.
+pub(crate) fn check_standard_output() -> Result<(), Failure> {
+    let flags = fcntl(stdout(), FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
+    let failed = |errno: Errno| Err(Failure::Output(errno.into()));
+    match flags {
+        Ok(flags) if flags & OFlag::O_ACCMODE == OFlag::O_RDONLY => failed(Errno::EBADF),
+        Ok(_) => Ok(()),
+        Err(errno) => failed(errno),
+    }
 }
 
 /// Splits lines into pieces to be written by one write(2) each, so that what other processes write to the same

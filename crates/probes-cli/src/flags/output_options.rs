@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::checked::Flags;
-use crate::destination::{Destination, Output};
+use crate::destination::{Destination, Output, check_standard_output};
 use crate::failure::Failure;
 use crate::messages::{Level, MessageForm, Messages};
 use crate::output::Format;
@@ -106,6 +106,9 @@ impl OutputOptions {
     fn open_or(&self, default: Destination) -> Result<Output, Failure> {
         let open = |path| Destination::file(path, &self.messages);
         let file = self.file.as_deref().map(open).transpose()?;
+        if file.is_none() && matches!(default, Destination::Stdout) {
+            check_standard_output()?;
+        }
         Ok(Output {
             format: self.format,
             messages: self.messages,
