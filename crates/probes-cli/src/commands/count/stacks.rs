@@ -52,7 +52,9 @@ impl StackCounting {
         let mut counted = self.counted;
         counted.finish(outcome.lasted);
         outcome.print(output, counted.text(output.format, self.top));
-        if let Some((file, is_folded)) = self.graph {
+        // If nothing was read, the file keeps the picture that it has.
+        let graph = self.graph.filter(|_| !outcome.last.is_empty());
+        if let Some((file, is_folded)) = graph {
             let drawn = counted.picture(is_folded);
             outcome.failures.add(drawn.and_then(|it| file.write(it)));
         }
