@@ -1,5 +1,6 @@
 //! The flags for the output format, for where the answer is written, and for how much to write on standard error.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, IsTerminal, stderr, stdout};
 use std::os::unix::fs::MetadataExt;
@@ -182,8 +183,20 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
         (Ok(one), Ok(other)) => {
             one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino())
         }
-        _ => one == other,
+        _ => match (place(one), place(other)) {
+            (Some(one), Some(other)) => one == other,
+            _ => one == other,
+        },
     }
+}
+
+/// Where a file is, or would be: its directory, without symbolic links, and its name.
+fn place(path: &Path) -> Option<(PathBuf, &OsStr)> {
+    let directory = match path.parent()? {
+        here if here.as_os_str().is_empty() => Path::new("."),
+        directory => directory,
+    };
+    Some((fs::canonicalize(directory).ok()?, path.file_name()?))
 }
 
 fn parse_format(typed: &str) -> Result<Format, String> {
