@@ -104,14 +104,19 @@ impl Failure {
         }
     }
 
-    /// The failure to write what was changed, if that is undone by the time it is reported.
-    pub(crate) fn after_undoing(self) -> Failure {
+    /// A failure to write the output, after what was asked for was `done`.
+    pub(crate) fn after_doing(self, done: &str) -> Failure {
         match self {
             Failure::Output(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                Failure::DoneUnwritten("what was changed was undone".to_owned(), error)
+                Failure::DoneUnwritten(done.to_owned(), error)
             }
             failure => failure,
         }
+    }
+
+    /// The failure to write what was changed, if that is undone by the time it is reported.
+    pub(crate) fn after_undoing(self) -> Failure {
+        self.after_doing("what was changed was undone")
     }
 
     /// Whether the reader of standard output has gone: it does not want the rest of the output.

@@ -1,6 +1,5 @@
 //! What an update has changed, as `attach` and `trace` print it.
 
-use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -121,12 +120,8 @@ fn print_report(
         return Ok(());
     }
     let text = text_of(output, update, report, shows_pid)?;
-    match output.print(&text) {
-        Err(Failure::Output(error)) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::DoneUnwritten(done(), error))
-        }
-        printed => printed,
-    }
+    let printed = output.print(&text);
+    printed.map_err(|failure| failure.after_doing(&done()))
 }
 
 /// Names the probes that were to be disabled, and were disabled already.

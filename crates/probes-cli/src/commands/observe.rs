@@ -47,9 +47,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let target = open_to_observe(pid, false, &messages)?;
     let cleaned = target.clean(args.seccomp.options(args.take_over.options()));
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
-    if output.reports_changes {
-        output.print(&output::cleaned(output.format, pid, cleaned)?)?;
-    }
     warn_of_still_mapped(&messages, pid, cleaned.still_mapped);
-    Ok(())
+    if !output.reports_changes {
+        return Ok(());
+    }
+    let text = output::cleaned(output.format, pid, cleaned)?;
+    output
+        .print(&text)
+        .map_err(|failure| failure.after_doing("the observation was removed"))
 }
