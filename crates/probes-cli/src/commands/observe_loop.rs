@@ -133,7 +133,8 @@ impl<'o> ObservationLoop<'o> {
     ) -> Outcome<H::Reading> {
         let mut last = Vec::new();
         let begun = self.output.begin();
-        let read_result = self.read_repeatedly(&mut display, &mut last, handler);
+        let read_result =
+            begun.and_then(|()| self.read_repeatedly(&mut display, &mut last, handler));
         let lasted = self.begun.elapsed();
         // Removed whatever has failed so far.
         let removed = retry(self.interruptible.signals(), &self.output.messages, || {
@@ -142,7 +143,6 @@ impl<'o> ObservationLoop<'o> {
         let gaps = Gaps::of(&self.observer);
         let (output_was_read, rest_printed) = self.interruptible.end();
         let mut failures = StepFailures::default();
-        failures.add(begun);
         failures.add(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
             // Before the messages that follow: what is written below a table would be erased with it.
