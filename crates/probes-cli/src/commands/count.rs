@@ -15,7 +15,7 @@ use super::open_target::sources;
 use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
 use super::several::{ObservationRequest, why_not_by_caller};
 use super::uncounted::warn_of_uncounted;
-use super::untyped::warn_of_untyped;
+use super::untyped::{only_untyped, warn_of_untyped};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -310,9 +310,7 @@ impl<'t> Counting<'t> {
             let many = counts.probes().count() + counts.functions().len();
             output.sum_up(messages, many, || sum(counts));
             if outcome.output_was_read {
-                let untyped = counts.total_untyped().filter(|&many| many > 0);
-                let only_untyped = untyped.filter(|_| counts.total() == 0);
-                warn_of_untyped(messages, only_untyped, outcome.of_results);
+                warn_of_untyped(messages, only_untyped(counts), outcome.of_results);
             }
         }
         outcome.finish(messages)

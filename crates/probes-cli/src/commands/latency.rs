@@ -246,14 +246,14 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
 }
 
 /// Warns of what may be wrong with the times, or missing.
-fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
+pub(super) fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_interleaved(messages, latencies.cautions(), latencies.unknown());
     warn_of_lost(messages, latencies);
     warn_of_times_without_key(messages, latencies.only_without_key());
 }
 
 /// Warns of calls and pairs that were not timed, which may be most of them.
-pub(super) fn warn_of_lost(messages: &Messages, latencies: &Latencies<'_>) {
+fn warn_of_lost(messages: &Messages, latencies: &Latencies<'_>) {
     if let Some(caution) = latencies.lost_calls() {
         let hint = "the outermost 500 calls of each stack are timed, on at most 1,000 stacks (each fiber of OCaml 5 has one). With more busy \
                     threads than processors, calls of C functions are lost, too. Time fewer functions; docs/functions.md has the reasons";

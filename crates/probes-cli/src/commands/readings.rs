@@ -6,12 +6,11 @@ use std::time::Duration;
 use probes_lib::{ObservationReport, Observer, Target};
 
 use super::gaps::{GapWarning, Gaps};
-use super::other_keys::warn_of_other_keys;
 use super::process_failures::{OTHERS_WERE_OBSERVED, ProcessFailures};
 use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
 use super::step_failures::StepFailures;
-use super::untyped::warn_of_untyped;
+use super::untyped::warn_of_figures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -176,8 +175,7 @@ impl<T> Outcome<T> {
         // The results say it, too. A terminal that accepts no output would keep the command from ending.
         if self.output_was_read {
             warn(messages);
-            warn_of_untyped(messages, report.only_untyped(), self.of_results);
-            warn_of_other_keys(messages, report.of_other_keys());
+            warn_of_figures(messages, report, self.of_results);
         }
         self.warn_of_lead(messages);
         self.finish(messages)

@@ -14,7 +14,7 @@ use probes_lib::{
 use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
 use super::gaps::{GapWarning, Gaps};
-use super::latency::{warn_of_interleaved, warn_of_lost};
+use super::latency::warn_of_doubts;
 use super::observe_loop::{self, note_sites_without_nop, warn_of_still_mapped};
 use super::open_target::sources;
 use super::other_keys::warn_of_other_keys;
@@ -22,6 +22,7 @@ use super::program_with_events::EventsDirectory;
 use super::slow_pairs::PendingSlowPairs;
 use super::step_failures::{StepFailures, report_failures};
 use super::trace_collector::CollectorReader;
+use super::untyped::{only_untyped, warn_of_figures, warn_of_untyped};
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted_from_start};
 use super::until_exit::{Waiter, wait_and_record};
 use super::wait::Wait;
@@ -579,7 +580,10 @@ impl<'l> ObservationPrinter<'l> {
         let Some(by) = &self.wanted.by else {
             let detail = Detail::default();
             let counts = CountReport::new(self.target, &observed.counts, &detail);
-            return self.print(output::counted(format, &counts.hits_since(None, lasted))?);
+            self.print(output::counted(format, &counts.hits_since(None, lasted))?)?;
+            let only_untyped = only_untyped(&observed.counts);
+            warn_of_untyped(&self.output.messages, only_untyped, self.of_results());
+            return Ok(());
         };
         let keyed = observed.keyed_counts.take();
         let reading = KeyedReading::last(keyed, observed.counts.refused());
@@ -587,7 +591,9 @@ impl<'l> ObservationPrinter<'l> {
         let targets = slice::from_ref(self.target);
         let report = KeyedReport::new(targets, &reading, None, lasted, by, &sources);
         self.print(output::keyed(format, &report)?)?;
-        warn_of_other_keys(&self.output.messages, report.of_other_keys());
+        let messages = &self.output.messages;
+        warn_of_untyped(messages, report.only_untyped(), self.of_results());
+        warn_of_other_keys(messages, report.of_other_keys());
         Ok(())
     }
 
@@ -597,20 +603,31 @@ impl<'l> ObservationPrinter<'l> {
         observed: &mut ObservationReport,
         lasted: Duration,
     ) -> Result<(), Failure> {
-        let (format, targets) = (self.output.format, slice::from_ref(self.target));
+        let targets = slice::from_ref(self.target);
         let Some(by) = &self.wanted.by else {
             let histograms = take(&mut observed.histograms);
             let reading = HistogramReading::last(histograms, &observed.counts);
             let histograms = Histograms::new(targets, &reading, lasted, wanted);
-            return self.print(histograms.text(format)?);
+            return self.print_figures(&histograms);
         };
         let keyed = observed.keyed_histograms.take();
         let reading = KeyedHistogramReading::last(keyed, observed.counts.refused());
         let (asked, sources) = (KeyedQuestion { of: wanted, by }, FunctionSources::default());
-        let report = KeyedHistogramReport::new(targets, &reading, lasted, asked, &sources);
-        self.print(report.text(format)?)?;
-        warn_of_other_keys(&self.output.messages, report.of_other_keys());
+        self.print_figures(&KeyedHistogramReport::new(
+            targets, &reading, lasted, asked, &sources,
+        ))
+    }
+
+    /// Prints figures, and warns of what is wrong with them.
+    fn print_figures(&self, report: &impl ReportedFigures) -> Result<(), Failure> {
+        self.print(report.text(self.output.format)?)?;
+        warn_of_figures(&self.output.messages, report, self.of_results());
         Ok(())
+    }
+
+    /// Whether hits were asked for the results of functions.
+    fn of_results(&self) -> bool {
+        self.wanted.observation().asks_for_results()
     }
 
     fn print_times(
@@ -629,14 +646,8 @@ impl<'l> ObservationPrinter<'l> {
             by: None,
         };
         let latencies = Latencies::new(slice::from_ref(self.target), reading, lasted, asked);
-        let text = latencies.text(self.output.format);
-        failures.add(text.and_then(|text| self.print(text)));
-        warn_of_interleaved(
-            &self.output.messages,
-            latencies.cautions(),
-            latencies.unknown(),
-        );
-        warn_of_lost(&self.output.messages, &latencies);
+        failures.add(self.print_figures(&latencies));
+        warn_of_doubts(&self.output.messages, &latencies);
     }
 
     /// Shows hits until the program has exited; returns the error if another tool takes over.

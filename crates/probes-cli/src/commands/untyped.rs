@@ -1,7 +1,10 @@
 //! The warning that there is no result, or no key, because hits are untyped.
 
+use probes_lib::Counts;
+
+use super::other_keys::warn_of_other_keys;
 use crate::messages::Messages;
-use crate::output::WarningKind;
+use crate::output::{ReportedFigures, WarningKind};
 use crate::text::number_of;
 
 const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
@@ -30,6 +33,22 @@ pub(super) fn warn_of_untyped(messages: &Messages, only_untyped: Option<u64>, of
             warn(messages, &what);
         }
     }
+}
+
+/// How many hits there are, if all are untyped.
+pub(super) fn only_untyped(counts: &Counts) -> Option<u64> {
+    let untyped = counts.total_untyped().filter(|&many| many > 0);
+    untyped.filter(|_| counts.total() == 0)
+}
+
+/// Warns of figures that have no result, or keys that found no room.
+pub(super) fn warn_of_figures(
+    messages: &Messages,
+    report: &impl ReportedFigures,
+    of_results: bool,
+) {
+    warn_of_untyped(messages, report.only_untyped(), of_results);
+    warn_of_other_keys(messages, report.of_other_keys());
 }
 
 /// Warns that so many times have no key, if no others were measured; `None` if there are.

@@ -149,6 +149,11 @@ impl CountedStacks {
         known.saturating_add(self.others)
     }
 
+    /// How many hits there are, if all are untyped.
+    pub(crate) fn only_untyped(&self) -> Option<u64> {
+        (self.untyped > 0 && self.all() == 0).then_some(self.untyped)
+    }
+
     /// The stacks, most hits first.
     fn sorted(&self) -> Vec<(&StackPath, u64)> {
         let mut sorted: Vec<_> = self.hits.iter().map(|(path, hits)| (path, *hits)).collect();

@@ -9,6 +9,7 @@ use probes_lib::{Events, ObservationReport, Observer, Stacks};
 use crate::commands::observed_processes::ObservedProcesses;
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::report_file::ReportFile;
+use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -59,6 +60,7 @@ impl StackCounting {
             outcome.failures.add(drawn.and_then(|it| file.write(it)));
         }
         if outcome.output_was_read {
+            warn_of_untyped(&output.messages, counted.only_untyped(), outcome.of_results);
             warn_of_hits_without_stack(&counted, outcome.lasted, output);
         }
         outcome.finish(&output.messages)
