@@ -53,8 +53,8 @@ pub(crate) enum Failure {
     NotRemoved(i32, Error),
     /// A file that was to be written cannot be.
     WriteFile(PathBuf, io::Error),
-    /// A program that was started has written no runtime events.
-    NoRuntimeEvents(PathBuf),
+    /// A program that was started has written no runtime events: what the user can do.
+    NoRuntimeEvents { program: PathBuf, hint: String },
     /// A file could not be written to its end: how many bytes of it were.
     CutFile(PathBuf, u64, io::Error),
     /// A file could not be written, and is as it was before.
@@ -87,6 +87,14 @@ impl Failure {
     /// We cannot wait for the program that we have started.
     pub(crate) fn of_waiting(source: io::Error) -> Failure {
         Failure::System("wait for the program", source)
+    }
+
+    /// A `program` that was started has written no runtime events.
+    pub(crate) fn without_events(program: &Path) -> Failure {
+        Failure::NoRuntimeEvents {
+            program: program.to_owned(),
+            hint: hint::without_events(program),
+        }
     }
 
     /// The same for a process that `attach` was to change.
@@ -187,7 +195,9 @@ impl Failure {
                     "once no other tool traces, stops or updates it, {hint}{at_once}"
                 ))
             }
-            Failure::NotUndone { hint, .. } => Some(hint.clone()),
+            Failure::NotUndone { hint, .. } | Failure::NoRuntimeEvents { hint, .. } => {
+                Some(hint.clone())
+            }
             Failure::NotRemoved(pid, error) => Some(format!(
                 "`{}ocaml-probes observe -clean -pid {pid}` removes the observation",
                 hint::sudo_after(error)
@@ -207,7 +217,6 @@ impl Failure {
                 "`ocaml-probes count -pid {pid} -interval 1s` prints lines instead"
             )),
             Failure::NoMemory { .. } => Some(hint::LIMITED.to_owned()),
-            Failure::NoRuntimeEvents(path) => Some(hint::without_events(path)),
             Failure::TooManyProcesses(_) => Some(
                 "narrow -name, or run several `serve`, each with its own -name and port".to_owned(),
             ),
@@ -280,8 +289,8 @@ impl fmt::Display for Failure {
                     "cannot write {path}: {why}; the file is as it was before"
                 )
             }
-            Failure::NoRuntimeEvents(path) => {
-                write!(f, "{} has written no runtime events", path.display())
+            Failure::NoRuntimeEvents { program, .. } => {
+                write!(f, "{} has written no runtime events", program.display())
             }
             Failure::CutFile(path, len, error) => {
                 write!(

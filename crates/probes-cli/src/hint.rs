@@ -18,7 +18,7 @@ use probes_lib::{
 };
 
 pub(crate) use processes::sudo_after;
-pub(crate) use runtime_events::without_events;
+pub(crate) use runtime_events::{ANOTHER_PROGRAM, without_events};
 
 pub(crate) const LIMITED: &str =
     "is memory or the number of processes limited (`ulimit -v`, `ulimit -u`)?";

@@ -21,6 +21,7 @@ use crate::flags::{
     Checked, DurationFlag, FORCE_HELP, GivenTarget, OutputFlags, ProcessOrProgram, TakeOver,
     duration,
 };
+use crate::hint;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{GcReport, LongPause, WarningKind};
@@ -124,6 +125,14 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
             .events_of_exited()
             .and_then(|events| read_exited(args, &started, events, &output)),
     };
+    // Not the hint to try what has just failed.
+    let done = done.map_err(|failure| match failure {
+        Failure::NoRuntimeEvents { program, .. } => Failure::NoRuntimeEvents {
+            program,
+            hint: hint::ANOTHER_PROGRAM.to_owned(),
+        },
+        failure => failure,
+    });
     started.wait(report_failures([done], &output.messages))
 }
 

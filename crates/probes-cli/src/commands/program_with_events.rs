@@ -144,7 +144,7 @@ impl EventsDirectory {
     /// If it has written none, or they cannot be read.
     fn events_of_exited(&self, pid: i32, program: &Path) -> Result<RuntimeEvents, Failure> {
         let file = self.file(pid);
-        let file = file.ok_or_else(|| Failure::NoRuntimeEvents(program.to_owned()))?;
+        let file = file.ok_or_else(|| Failure::without_events(program))?;
         RuntimeEvents::of_file(file, path_of(program)).map_err(Failure::of_process(pid))
     }
 }
@@ -232,7 +232,7 @@ impl ProgramWithEvents {
     }
 
     fn no_events(&self) -> Failure {
-        Failure::NoRuntimeEvents(self.program.clone())
+        Failure::without_events(&self.program)
     }
 
     /// Opens the events of a program that has exited.

@@ -38,6 +38,10 @@ pub(super) fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> 
     }
 }
 
+/// The hint of `gc` about a program that writes no runtime events when it is started.
+pub(crate) const ANOTHER_PROGRAM: &str = "only programs of OCaml 5 write them: is it a script, or a program that executes another? give the pid of the OCaml \
+     process with -pid";
+
 /// What to do about a program that writes no runtime events when it is started.
 pub(crate) fn without_events(program: &Path) -> String {
     format!(

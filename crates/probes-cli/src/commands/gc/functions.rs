@@ -18,6 +18,7 @@ use crate::commands::step_failures::report_failures;
 use crate::commands::uncounted::{warn_of_uncounted, warn_of_uncounted_from_start};
 use crate::destination::Output;
 use crate::failure::Failure;
+use crate::hint;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{GcReport, WarningKind};
@@ -76,7 +77,10 @@ pub(super) fn of_program(
     let output = args.output.open_beside_program()?;
     let functions = Functions::of_file(path_of(path)).map_err(Failure::of_program(path))?;
     let Some(mut timed) = CollectorFunctions::find(&functions) else {
-        return Err(Failure::NoRuntimeEvents(path.to_owned()));
+        return Err(Failure::NoRuntimeEvents {
+            program: path.to_owned(),
+            hint: hint::KEEP_SYMBOLS.to_owned(),
+        });
     };
     output.messages.note(&format!(
         "{why}: the collector's functions are timed instead"
