@@ -13,10 +13,15 @@ pub(crate) fn path_of(program: &Path) -> PathBuf {
     look_up(program).unwrap_or_else(|| program.to_owned())
 }
 
+/// Whether a program is named with a slash, and so not looked up in PATH.
+pub(crate) fn has_slash(program: &Path) -> bool {
+    program.as_os_str().as_encoded_bytes().contains(&b'/')
+}
+
 /// Looks a program up in PATH, as execvp(3) does: a file that may not be executed is passed over. A path with a slash
 /// is returned as it is.
 pub(crate) fn look_up(program: &Path) -> Option<PathBuf> {
-    if program.as_os_str().as_encoded_bytes().contains(&b'/') {
+    if has_slash(program) {
         return Some(program.to_owned());
     }
     let directories = env::var_os("PATH").unwrap_or_else(|| DEFAULT.into());

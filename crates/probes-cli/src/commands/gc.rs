@@ -106,7 +106,7 @@ fn of_process(args: &Args, pid: i32) -> Result<(), Failure> {
 
 /// Starts a program, and returns its status.
 fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
-    args.output.refuse_to_overwrite("-prog", path)?;
+    args.output.refuse_to_overwrite_started(path)?;
     // If there is no such program, starting it says so.
     let checked = look_up(path).map(RuntimeEvents::check_program);
     if let Some(Err(why)) = checked {

@@ -145,7 +145,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
 
 /// Starts a program and profiles it; returns its status.
 fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCode, Failure> {
-    args.output.refuse_to_overwrite("-prog", path)?;
+    args.output.refuse_to_overwrite_started(path)?;
     let output = match picture_path(args) {
         Some(_) => args.output.open_stderr(),
         None => args.output.open_beside_program()?,

@@ -94,10 +94,7 @@ impl Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode, Failure> {
-    // Not if it is looked up in PATH: the file of that name in this directory is another one.
-    if args.prog.components().count() > 1 {
-        args.output.refuse_to_overwrite("-prog", &args.prog)?;
-    }
+    args.output.refuse_to_overwrite_started(&args.prog)?;
     refuse_fields_in_json("trace", args.observe.fields.as_deref(), args.output.format)?;
     let output = &args.output.open_beside_program()?;
     let mut command = Command::new(&args.prog);

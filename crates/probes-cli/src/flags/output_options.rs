@@ -11,6 +11,7 @@ use crate::destination::{Destination, Output, check_standard_output};
 use crate::failure::Failure;
 use crate::messages::{Level, MessageForm, Messages};
 use crate::output::Format;
+use crate::search_path::look_up;
 
 // The flags for the output format, for where the answer is written, and for how much to write on standard error.
 #[derive(Debug, clap::Args)]
@@ -102,6 +103,12 @@ impl OutputOptions {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Fails if the answer would overwrite the program of -prog that is started, which may be looked up in PATH.
+    pub(crate) fn refuse_to_overwrite_started(&self, program: &Path) -> Result<(), Failure> {
+        // If there is no such program, starting it says so.
+        look_up(program).map_or(Ok(()), |file| self.refuse_to_overwrite("-prog", &file))
     }
 
     fn open_or(&self, default: Destination) -> Result<Output, Failure> {

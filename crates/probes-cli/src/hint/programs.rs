@@ -8,6 +8,7 @@ use probes_lib::{ElfDefect, FileError, LaunchError, Subject};
 
 use super::processes::of_denial;
 use super::{CommandTarget, KEEP_SYMBOLS, LIMITED};
+use crate::search_path::has_slash;
 
 pub(super) fn of_file(kind: &FileError, file: &Subject, operand: &CommandTarget) -> Option<String> {
     let hint = match kind {
@@ -78,7 +79,7 @@ pub(super) fn of_launch(kind: &LaunchError, program: &Subject) -> Option<String>
 }
 
 fn of_exec(program: &Path, source: &io::Error) -> Option<String> {
-    let has_slash = program.components().count() > 1;
+    let has_slash = has_slash(program);
     let hint = match source.kind() {
         io::ErrorKind::NotFound if !has_slash && program.is_file() => format!(
             "without a slash it is looked up in PATH; the file in this directory is ./{}",

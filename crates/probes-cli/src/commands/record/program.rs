@@ -44,7 +44,7 @@ pub(super) fn run(
     program: &Path,
     arguments: &[OsString],
 ) -> Result<ExitCode, Failure> {
-    args.output.refuse_to_overwrite("-prog", program)?;
+    args.output.refuse_to_overwrite_started(program)?;
     if args.recorded.observes() {
         observed(args, file, program, arguments)
     } else if args.recorded.gc {
