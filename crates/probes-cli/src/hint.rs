@@ -27,7 +27,7 @@ const NO_BYTECODE: &str = "probes exist only in native code: build the program w
 
 const ADD_CAPABILITY: &str = "start the container with --cap-add=SYS_PTRACE";
 
-const KEEP_SYMBOLS: &str = "do not strip its symbols (`strip --strip-debug` keeps them)";
+pub(crate) const KEEP_SYMBOLS: &str = "do not strip its symbols (`strip --strip-debug` keeps them)";
 
 const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
 

@@ -175,18 +175,12 @@ fn change_for(
     let mut text = String::new();
     let mut unprinted = Ok(());
     for (_, hold) in &changed {
-        match changes::text_of(
-            output,
-            Update::Changed,
-            hold.report(),
-            failures.shows_pid(),
-        ) {
+        match changes::text_of(output, Update::Changed, hold.report(), failures.shows_pid()) {
             Ok(one) => text += &one,
             Err(failure) => unprinted = Err(failure),
         }
     }
-    let is_changed =
-        |(_, hold): &(&Target, Hold)| hold.report().changed.iter().any(is_change);
+    let is_changed = |(_, hold): &(&Target, Hold)| hold.report().changed.iter().any(is_change);
     let mut steps = StepFailures::default();
     if !changed.iter().any(is_changed) {
         interruptible.end().1?;
