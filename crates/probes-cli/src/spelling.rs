@@ -17,6 +17,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use clap::{Arg, Command};
 
 use crate::flags::LATENCY_COMMAND;
+use crate::text::ocaml_string;
 use crate::usage::UsageError;
 
 /// A name is suggested if what was typed differs from it by at most this many typing errors, and by no more than
@@ -82,7 +83,11 @@ pub(crate) fn spell_out(
             }
             let flag = flag.spell_out(command, subcommand, &mut words);
             spelled.push(flag?);
-        } else if operand(command).is_some_and(|operand| !operand.is_last_set()) {
+        } else if let Some(operand) = operand(command).filter(|it| !it.is_last_set()) {
+            if let Some(why) = why_not_text(operand, word.as_bytes()) {
+                let message = format!("{}: {why}", value_name(operand));
+                return Err(UsageError::new(subcommand, message));
+            }
             spelled.push(word);
         } else {
             command = find_subcommand(command, subcommand, &word)?;
@@ -382,6 +387,9 @@ impl Flag<'_> {
                     None => return error(needed()),
                 },
             };
+            if let Some(why) = why_not_text(arg, &value) {
+                return error(format!("{}: {why}", one_dash(arg)));
+            }
             spelled.push(b'=');
             spelled.extend(value);
         } else if self.value.is_some() {
@@ -469,6 +477,15 @@ pub(crate) fn value_name(flag: &Arg) -> &str {
 /// Whether a value of the flag may begin with a dash: a file and a regular expression may.
 fn may_begin_with_dash(flag: &Arg) -> bool {
     matches!(value_name(flag), "FILE" | "RE")
+}
+
+/// What is wrong with a value that is not text, unless it names a file or is passed on.
+fn why_not_text(arg: &Arg, value: &[u8]) -> Option<String> {
+    if matches!(value_name(arg), "FILE" | "DIRECTORY" | "ARGS" | "WORDS") {
+        return None;
+    }
+    let is_text = std::str::from_utf8(value).is_ok();
+    (!is_text).then(|| format!("{} is not valid UTF-8", ocaml_string(value)))
 }
 
 fn needs_no_value(flag: &Arg) -> bool {
