@@ -9,6 +9,7 @@ use super::Args;
 use crate::commands::event_reading::{EventConsumer, EventRequest, ReadingState};
 use crate::commands::readings::Display;
 use crate::commands::report_file::ReportFile;
+use crate::commands::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::{EventHistogram, Histograms, LostWords, ReportedFigures};
@@ -33,12 +34,12 @@ pub(super) fn run(
         picture: None,
         draws: report_file.is_some(),
     };
-    let done = request.run(&mut recording, display, args.until.duration);
-    let written = match (report_file, recording.picture) {
-        (Some(file), Some(picture)) => file.write(picture),
-        _ => Ok(()),
-    };
-    done.and(written)
+    let mut failures = StepFailures::default();
+    failures.add(request.run(&mut recording, display, args.until.duration));
+    if let (Some(file), Some(picture)) = (report_file, recording.picture) {
+        failures.add(file.write(picture));
+    }
+    failures.finish(&output.messages)
 }
 
 /// Records values of events.
