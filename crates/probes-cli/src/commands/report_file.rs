@@ -5,6 +5,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
+use crate::replacement::Replacement;
 
 /// A file for a picture, or for a profile in another format. It is opened before anything is observed, so that a path
 /// that cannot be written fails at once.
@@ -33,12 +34,37 @@ impl ReportFile {
         }
     }
 
+    /// Writes the picture. If that fails, an existing file is as it was before, if it can be replaced as a whole.
     pub(super) fn write(mut self, picture: impl AsRef<[u8]>) -> Result<(), Failure> {
+        let picture = picture.as_ref();
+        if self.is_replaced_by(picture)? {
+            self.is_new = false;
+            return Ok(());
+        }
         self.is_new = false;
         // A pipe or a terminal has no length.
         let _ = self.file.set_len(0);
-        let written = self.file.write_all(picture.as_ref());
+        let written = self.file.write_all(picture);
         written.map_err(|error| Failure::WriteFile(self.path.clone(), error))
+    }
+
+    /// Replaces the file by another with the picture; returns false if it is no file that can be replaced.
+    fn is_replaced_by(&self, picture: &[u8]) -> Result<bool, Failure> {
+        let replace = || {
+            if !self.file.metadata()?.is_file() {
+                return Ok(false);
+            }
+            let Some(mut replacement) = Replacement::begin(&self.path)? else {
+                return Ok(false);
+            };
+            replacement.write(picture)?;
+            replacement.finish()?;
+            Ok(true)
+        };
+        replace().map_err(|error| match self.is_new {
+            true => Failure::WriteFile(self.path.clone(), error),
+            false => Failure::KeptFile(self.path.clone(), error),
+        })
     }
 }
 
