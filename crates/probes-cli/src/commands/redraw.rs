@@ -5,6 +5,7 @@ use std::mem::take;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::SignalFd;
 use ratatui::crossterm::terminal::window_size;
+use tabled::grid::util::string::get_string_width;
 
 use super::gaps::Gaps;
 use crate::failure::Failure;
@@ -75,8 +76,18 @@ fn clipped(table: &str, columns: usize, rows: usize) -> String {
     let rows = rows.checked_sub(1).unwrap_or(usize::MAX);
     let columns = if columns == 0 { usize::MAX } else { columns };
     let lines = table.lines().take(rows);
-    let line = |line: &str| line.chars().take(columns).chain(['\n']).collect();
-    lines.map(line).collect::<Vec<String>>().concat()
+    let lines = lines.map(|line| format!("{}\n", beginning(line, columns)));
+    lines.collect()
+}
+
+/// The beginning of a line that is at most so many columns wide.
+fn beginning(line: &str, columns: usize) -> &str {
+    if get_string_width(line) <= columns {
+        return line;
+    }
+    let ends = line.char_indices().map(|(at, _)| at);
+    let fitting = ends.take_while(|&at| get_string_width(&line[..at]) <= columns);
+    &line[..fitting.last().unwrap_or(0)]
 }
 
 #[cfg(test)]
@@ -94,6 +105,11 @@ mod tests {
         assert_eq!(clipped(table, 4, 3), "name\nlong\n");
         assert_eq!(clipped(table, 4, 1), "");
         assert_eq!(clipped("", 4, 3), "");
+        // Each of these letters takes two columns.
+        assert_eq!(clipped("日本 1\n", 6, 3), "日本 1\n");
+        assert_eq!(clipped("日本 1\n", 5, 3), "日本 \n");
+        assert_eq!(clipped("日本 1\n", 3, 3), "日\n");
+        assert_eq!(clipped("日本 1\n", 1, 3), "\n");
     }
 
     #[test]
