@@ -48,6 +48,8 @@ pub(super) struct SeveralObservations<'o> {
     lead: Duration,
     interruptible: InterruptibleOutput,
     output: &'o Output,
+    /// Whether a signal came before all of them were observed: then it ends at once.
+    is_interrupted: bool,
 }
 
 /// How many descriptors may be open if processes are followed.
@@ -132,7 +134,13 @@ impl<'o> SeveralObservations<'o> {
         let signals = TerminationSignals::block()?;
         let interruptible = InterruptibleOutput::new(output, signals)?;
         let (mut each, mut are_observed) = (Vec::new(), Vec::new());
+        let mut is_interrupted = false;
         for target in targets {
+            // To prepare many takes long.
+            is_interrupted = interruptible.signals().take_interrupt();
+            if is_interrupted {
+                break;
+            }
             let pid = target.pid();
             let messages = failures.messages(pid);
             let observe = || target.observe(&request.observation, request.options);
@@ -152,6 +160,7 @@ impl<'o> SeveralObservations<'o> {
             lead: Duration::ZERO,
             interruptible,
             output,
+            is_interrupted,
         })
     }
 
@@ -179,7 +188,7 @@ impl<'o> SeveralObservations<'o> {
         // The file of -o stays as it is if none can be observed.
         if !self.each.is_empty() {
             printed = self.output.begin();
-            if printed.is_ok() {
+            if printed.is_ok() && !self.is_interrupted {
                 printed = self.read_repeatedly(&mut display, &mut last, handler);
             }
         }
