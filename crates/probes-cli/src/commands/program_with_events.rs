@@ -2,15 +2,16 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
 use std::iter;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use nix::unistd::mkdtemp;
+use nix::unistd::{geteuid, mkdtemp};
 use probes_lib::{ErrorKind, RuntimeEvents, RuntimeEventsError, Target, pids};
 
 use super::observe_loop::next_reading;
@@ -64,6 +65,18 @@ impl Drop for EventsDirectory {
     }
 }
 
+/// Makes the directory. A program that works in another directory by the time it forks creates files in it, too; and so
+/// does one of root that has changed its user: the runtime would end its children if it could not.
+fn make_directory() -> io::Result<PathBuf> {
+    const ENTERED_AND_WRITTEN_BY_ALL: u32 = 0o1733;
+    let temporary = std::path::absolute(env::temp_dir())?;
+    let directory = mkdtemp(&temporary.join("ocaml-probes-gc.XXXXXX"))?;
+    if geteuid().is_root() {
+        fs::set_permissions(&directory, Permissions::from_mode(ENTERED_AND_WRITTEN_BY_ALL))?;
+    }
+    Ok(directory)
+}
+
 /// The pids of the processes that write events to this directory, or will: they have a file in it mapped, or name it in
 /// their environment. Of a process that must not be read, it is enough that the directory has a file of its pid.
 fn processes_using(directory: &Path) -> Vec<String> {
@@ -113,10 +126,9 @@ impl EventsDirectory {
             };
             messages.note(&format!("{why}{others}"));
         }
-        let directory = mkdtemp(&env::temp_dir().join("ocaml-probes-gc.XXXXXX"));
         let failed = |source| Failure::System("make a directory for runtime events", source);
         Ok(EventsDirectory {
-            path: directory.map_err(|errno| failed(errno.into()))?,
+            path: make_directory().map_err(failed)?,
             messages: *messages,
         })
     }
