@@ -132,6 +132,7 @@ impl FollowedProcess {
         };
         let prepared = context.prepare(UpdateRequest::of(choices, options))?;
         if prepared.has_nothing_to_do() {
+            prepared.forget_overruled();
             return Ok(prepared.report(stopped.stop_time()));
         }
         let digests = context.digests(choices);

@@ -229,20 +229,6 @@ impl Updater<'_> {
         }
     }
 
-    /// Prepares an update; if it sets counters whatever they are, makes dead holders hold nothing of them any more.
-    fn prepare<'a>(
-        &self,
-        context: UpdateContext<'a>,
-        request: UpdateRequest<'_>,
-    ) -> Result<PreparedUpdate<'a>> {
-        let prepared = context.prepare(request)?;
-        let names = prepared.forced_names(request.choices);
-        if !names.is_empty() {
-            holds::forget(self.opened.process(), |name| names.contains(name));
-        }
-        Ok(prepared)
-    }
-
     /// Records that what was about to be written was not, because the process had changed.
     fn not_carried_out(&self) {
         if let Some((hold, _)) = self.hold {
@@ -282,7 +268,7 @@ impl Updater<'_> {
             }
             _ => false,
         };
-        let prepared = match self.prepare(context, request) {
+        let prepared = match context.prepare(request) {
             // Prepared again once the process is stopped; if that fails, too, it is an error.
             Err(error) if is_transient(error.kind()) => None,
             prepared => Some(prepared?),
@@ -290,6 +276,7 @@ impl Updater<'_> {
         match prepared {
             Some(prepared) if prepared.has_nothing_to_do() => {
                 self.record_intent_without_writes(&prepared)?;
+                prepared.forget_overruled();
                 return Ok(Some(prepared.report(Duration::ZERO)));
             }
             Some(ref prepared) => {
@@ -314,7 +301,7 @@ impl Updater<'_> {
             }
             self.not_carried_out();
             // The states have changed since they were read; now that the process is stopped, they cannot.
-            let prepared = self.prepare(context, request)?;
+            let prepared = context.prepare(request)?;
             self.record_intent(&prepared)?;
             let done = prepared.carry_out(&stopped)? == PatchOutcome::Done;
             Ok(done.then_some((prepared, digest)))
@@ -332,9 +319,10 @@ impl Updater<'_> {
         request: UpdateRequest<'_>,
         carry_out: impl FnOnce(&PreparedUpdate<'a>) -> Result<PatchOutcome>,
     ) -> Result<Option<Report>> {
-        let prepared = self.prepare(context, request)?;
+        let prepared = context.prepare(request)?;
         if prepared.has_nothing_to_do() {
             self.record_intent_without_writes(&prepared)?;
+            prepared.forget_overruled();
             return Ok(Some(prepared.report(Duration::ZERO)));
         }
         self.record_intent(&prepared)?;

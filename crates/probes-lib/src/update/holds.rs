@@ -19,6 +19,7 @@ pub(crate) mod journal;
 mod process_records;
 pub(crate) mod record;
 
+use std::collections::HashSet;
 use std::time::Instant;
 
 use crate::error::{Result, ToolProcess};
@@ -26,7 +27,7 @@ use crate::process::Process;
 use crate::update::lock::UpdateLock;
 use crate::update::report::Report;
 pub(crate) use process_records::ProcessRecords;
-use process_records::outcomes_now;
+use process_records::{FoundRecord, outcomes_now};
 
 /// A tool that has changed counters of a process and is to give back what it has added, according to its own
 /// record ([`Target::hold`](crate::Target::hold)).
@@ -123,10 +124,33 @@ pub(crate) fn settled_lock(process: &Process, deadline: Instant) -> Result<Updat
     Ok(lock)
 }
 
-/// Makes dead holders hold nothing of the probes with the names for which `is_meant` is true: their counters are about
-/// to be set, whatever they were. To be called with the update lock held.
-pub(crate) fn forget(process: &Process, is_meant: impl Fn(&str) -> bool) {
-    if let Some(records) = ProcessRecords::of(process) {
-        records.forget(is_meant);
+/// What dead holders hold of probes whose counters are to be set, whatever they are.
+#[derive(Default)]
+pub(crate) struct OverruledHolds {
+    names: HashSet<String>,
+    /// The records of these holders, if there are any.
+    found: Option<(ProcessRecords, Vec<FoundRecord>)>,
+}
+
+impl OverruledHolds {
+    /// Finds those of the probes with these names. To be called with the update lock held.
+    pub(crate) fn of(process: &Process, names: HashSet<String>) -> OverruledHolds {
+        let records = if names.is_empty() {
+            None
+        } else {
+            ProcessRecords::of(process)
+        };
+        let found = records.map(|records| {
+            let found = records.of_dead_holders(|name| names.contains(name));
+            (records, found)
+        });
+        OverruledHolds { names, found }
+    }
+
+    /// Makes the holders hold nothing of these probes any more: the counters are about to be set.
+    pub(crate) fn forget(self) {
+        if let Some((records, found)) = self.found {
+            records.forget(found, |name| self.names.contains(name));
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! One update of a process whose image is known: what is prepared while it runs, and what is done while it
 //! is stopped.
 
-use std::collections::HashSet;
+use std::cell::Cell;
 use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ use crate::sys::code_page::FilePage;
 use crate::trace::stopped::Stopped;
 use crate::update::breakpoints;
 use crate::update::code_digest::{self, CodeDigest, CodeDigests};
+use crate::update::holds::OverruledHolds;
 use crate::update::holds::journal::{HoldChange, HoldJournal};
 use crate::update::options::Options;
 use crate::update::own_process::OwnMemory;
@@ -86,6 +87,8 @@ pub(crate) struct PreparedUpdate<'a> {
     mappings: Vec<Mapping>,
     plan: UpdatePlan,
     gigatext: bool,
+    /// Found before the process is stopped, because that takes time.
+    overruled: Cell<OverruledHolds>,
 }
 
 impl<'a> UpdateContext<'a> {
@@ -124,12 +127,19 @@ impl<'a> UpdateContext<'a> {
             one_by_one: request.stop_mode != StopMode::Stopped,
         };
         let plan = inputs.plan(request.choices, before)?;
+        let forced = request
+            .choices
+            .iter()
+            .filter(|one| matches!(one.counter_change, CounterChange::Set(_)));
+        let forced = forced.map(|one| program.by_id(one.probe).name().to_owned());
+        let overruled = OverruledHolds::of(process, forced.collect());
         Ok(PreparedUpdate {
             context: self,
             layout,
             mappings,
             plan,
             gigatext: request.gigatext,
+            overruled: Cell::new(overruled),
         })
     }
 }
@@ -185,13 +195,11 @@ impl PreparedUpdate<'_> {
         hold.record_intent_without_writes(&self.plan, &image.program, change, process.pid())
     }
 
-    /// Returns the names of the probes whose counters are set, whatever they were.
-    pub(crate) fn forced_names(&self, choices: &[Choice]) -> HashSet<&str> {
-        let program = &self.context.image.program;
-        let forced = choices
-            .iter()
-            .filter(|one| matches!(one.counter_change, CounterChange::Set(_)));
-        forced.map(|one| program.by_id(one.probe).name()).collect()
+    /// Makes dead holders hold nothing any more of the probes whose counters are set, whatever they are. To be called
+    /// right before that: an update that fails earlier, for example because the process cannot be stopped, takes nothing
+    /// from them.
+    pub(crate) fn forget_overruled(&self) {
+        self.overruled.take().forget();
     }
 
     /// Makes the kernel copy the pages of code that the plan writes: now, and not while the process
@@ -254,6 +262,7 @@ impl PreparedUpdate<'_> {
             return Ok(PatchOutcome::Outdated);
         }
         let mut memory = memory.over(stopped.memory(memory.bare())?);
+        self.forget_overruled();
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
     }
@@ -282,6 +291,7 @@ impl PreparedUpdate<'_> {
             }
         }
         let mut memory = memory.over(memory.bare().while_it_runs());
+        self.forget_overruled();
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
     }
@@ -300,6 +310,7 @@ impl PreparedUpdate<'_> {
             return Ok(PatchOutcome::Outdated);
         }
         let running = memory.over(memory.bare().while_it_runs());
+        self.forget_overruled();
         let mut memory = OwnMemory::new(running, |at| self.file_page(at));
         patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
             .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))

@@ -1,8 +1,12 @@
 //! Updates that are recorded, so that others can give them back.
 
+use std::process::Command;
+
 use probes_lib::{Actions, Options, Selector, Target};
-use test_support::process::Image;
+use test_support::process::{self, Image};
 use test_support::{Talker, eventually, fixture_forms};
+
+use crate::refusals::traced_by;
 
 fn enable(name: &str) -> Actions {
     Actions::new().enable(Selector::name(name))
@@ -66,5 +70,45 @@ fn hold_that_fails_leaves_no_record() {
         assert!(target.hold(&off, Options::default()).is_err());
         assert!(target.holders().list.is_empty());
         assert!(target.release_dead(Options::default()).unwrap().is_empty());
+    }
+}
+
+/// Holds a probe and drops the hold, as a killed tool does.
+fn hold_and_die(target: &Target, name: &str) {
+    drop(target.hold(&enable(name), Options::default()).unwrap());
+    // Another test may have forked: its child has the descriptor until it executes a program.
+    eventually("the holder is dead", || {
+        let holders = target.holders().list;
+        holders.iter().all(|it| !it.tool.is_alive).then_some(())
+    });
+}
+
+/// The probes that are held.
+fn held(target: &Target) -> Vec<String> {
+    let holders = target.holders().list.into_iter();
+    let probes = holders.flat_map(|holder| holder.probes);
+    probes.map(|probe| probe.name).collect()
+}
+
+#[test]
+fn forced_update_that_fails_forgets_no_holder() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        hold_and_die(&target, "plain");
+        let off = Actions::new().disable(Selector::name("plain")).force(true);
+        let mut strace = Command::new("strace");
+        let pid = talker.pid().to_string();
+        strace.args(["-f", "-e", "trace=none", "-p", &pid]);
+        let strace = traced_by(talker.pid(), &mut strace);
+        target.update(&off).unwrap_err();
+        drop(strace);
+        eventually("strace has detached", || {
+            (process::status(talker.pid(), "TracerPid") == "0").then_some(())
+        });
+        assert_eq!(held(&target), ["plain"]);
+        // Once it is set, nothing is to be given back.
+        target.update(&off).unwrap();
+        assert!(held(&target).is_empty());
     }
 }

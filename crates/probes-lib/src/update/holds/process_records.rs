@@ -233,14 +233,21 @@ impl ProcessRecords {
         }
     }
 
-    /// Records that dead holders hold nothing of these probes any more. A record that we may not write is marked:
+    /// Returns the records of the dead holders that hold any of these probes.
+    pub(super) fn of_dead_holders(&self, is_meant: impl Fn(&str) -> bool) -> Vec<FoundRecord> {
+        let mut found = self.read().0;
+        found.retain(|one| {
+            let mut held = one.record.held();
+            !one.is_alive && held.any(|held| is_meant(&held.entry.name))
+        });
+        found
+    }
+
+    /// Records that these dead holders hold nothing of these probes any more. A record that we may not write is marked:
     /// then nothing at all is held by it.
-    pub(super) fn forget(&self, is_meant: impl Fn(&str) -> bool) {
-        for found in self.read().0 {
-            if found.is_alive || !found.record.held().any(|held| is_meant(&held.entry.name)) {
-                continue;
-            }
-            self.write_outcomes(found, |record| {
+    pub(super) fn forget(&self, found: Vec<FoundRecord>, is_meant: impl Fn(&str) -> bool) {
+        for one in found {
+            self.write_outcomes(one, |record| {
                 let outcomes = record.outcomes.iter().flatten().zip(&record.entries);
                 let forgotten = outcomes.map(|(&outcome, entry)| {
                     if is_meant(&entry.name) {
