@@ -43,13 +43,14 @@ impl Hold {
         self.record.failure()
     }
 
-    /// Gives back what was added: see [`Target::undo`]. If this fails, it can be tried again.
+    /// Gives back what was added: see [`Target::undo`]. If this fails, it can be tried again: what was given back by then
+    /// is not given back twice.
     ///
     /// # Errors
     ///
     /// See [`Target::undo`].
     pub fn release(&self, options: Options) -> Result<Report> {
-        let undo = |program: &_| choose_undo(program, &self.report.applied);
+        let undo = |program: &_| choose_undo(program, &self.record.applied(program));
         let hold = Some((&self.record, HoldChange::GiveBack));
         let undone = self.target.carry_out(&undo, options, hold);
         if undone.as_ref().is_err_and(Error::is_program_gone) {

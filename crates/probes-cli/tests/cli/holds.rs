@@ -545,3 +545,29 @@ fn hold_of_what_another_disabled_is_kept() {
         assert_eq!(records(pid).len(), 0);
     }
 }
+
+#[test]
+fn killed_holder_is_settled_once_files_can_be_opened() {
+    for target in both_forms("gen_ocaml_2") {
+        let pid = target.pid();
+        // As if it was killed before it could record that it had changed the counter.
+        forge(&target, |text| {
+            let intent = text.split_inclusive('\n');
+            let intent = intent.filter(|line| !line.starts_with("settled "));
+            intent.collect::<String>().into_bytes()
+        });
+        let limits = 3..60;
+        let mut failures = 0;
+        for limit in limits.clone() {
+            let update = command(["attach", "-enable", "flag", "-pid", &pid.to_string()]);
+            let starter = format!("prlimit --nofile={limit}");
+            let done = run_command(&mut started_by(&starter, &update));
+            // Too few to start it, to begin with.
+            failures += usize::from(done.code != Some(0));
+            assert_eq!(holders(pid, "plain").len(), 1, "{limit}: {}", done.stderr);
+        }
+        assert!((1..limits.len()).contains(&failures), "{failures}");
+        release(pid);
+        assert!(states(pid).contains("plain disabled"));
+    }
+}

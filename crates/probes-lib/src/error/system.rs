@@ -69,6 +69,8 @@ pub enum Operation {
     Lock,
     /// To record what is held of its probes.
     RecordHold,
+    /// To read the records of what is held of its probes, or the counters that these are about.
+    ReadHolds,
     /// To have it stopped by the tool that follows it ([`Follow`](crate::Follow)).
     StopByFollower,
     /// To make one of its threads execute an injected call.
@@ -84,6 +86,7 @@ impl fmt::Display for Operation {
             Operation::Attach => "attach to",
             Operation::Lock => "lock",
             Operation::RecordHold => "record what is held of",
+            Operation::ReadHolds => "read what is held of",
             Operation::StopByFollower => "have its follower stop",
             Operation::InjectCall => "inject a call into",
             Operation::StopAtEntry => "stop at the entry point of",

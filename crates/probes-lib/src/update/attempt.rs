@@ -78,11 +78,12 @@ impl Updater<'_> {
         }
         let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
         let _lock = holds::settled_lock(process, Instant::now() + self.options.time_limit)?;
-        let Some(records) = ProcessRecords::of(process) else {
+        let Some(records) = holds::of_process(process)? else {
             return Ok(Vec::new());
         };
         let mut released = Vec::new();
-        let mut all = records.read().0;
+        let all = records.read();
+        let (mut all, _) = all.map_err(|source| holds::unreadable(process, source))?;
         // The latest first, because no counter goes below zero: if an earlier enabling were given back before a later
         // disabling, it would subtract nothing, and the disabling would then add one that stays.
         all.sort_by_key(|found| Reverse(found.record.holder.begun));

@@ -20,9 +20,10 @@ mod process_records;
 pub(crate) mod record;
 
 use std::collections::HashSet;
+use std::io;
 use std::time::Instant;
 
-use crate::error::{Result, ToolProcess};
+use crate::error::{Error, Operation, Result, ToolProcess};
 use crate::process::Process;
 use crate::update::lock::UpdateLock;
 use crate::update::report::Report;
@@ -98,30 +99,49 @@ pub struct ReleasedHold {
 
 /// Returns the holders of probes of a process.
 pub(crate) fn holders(process: &Process) -> Holders {
-    let Some(records) = ProcessRecords::of(process) else {
-        return Holders::default();
+    let records = ProcessRecords::of(process);
+    let found = records.and_then(|records| records.map(|it| it.read()).transpose());
+    let (found, mut unreadable) = match found {
+        Ok(found) => found.unwrap_or_default(),
+        // It is not known how many there are.
+        Err(_) => (Vec::new(), 1),
     };
-    let (found, unreadable) = records.read();
-    let holders = found.into_iter().map(|mut found| {
+    let holders = found.into_iter().filter_map(|mut found| {
         if found.record.outcomes.is_none() {
             // It is being written, or its holder was killed then.
-            found.record.outcomes = Some(outcomes_now(process, &found.record));
+            found.record.outcomes = outcomes_now(process, &found.record).ok();
+            unreadable += usize::from(found.record.outcomes.is_none());
         }
-        found.holder()
+        Some(found.holder()).filter(|it| !it.probes.is_empty())
     });
-    let mut list: Vec<Holder> = holders.filter(|it| !it.probes.is_empty()).collect();
+    let mut list: Vec<Holder> = holders.collect();
     list.sort_by_key(|holder| std::cmp::Reverse(holder.tool.age));
     Holders { list, unreadable }
 }
 
 /// Waits for the update lock, as [`UpdateLock::wait`], and settles the records of holders that were killed
 /// while they had it.
+///
+/// # Errors
+///
+/// Also if these cannot be settled now.
 pub(crate) fn settled_lock(process: &Process, deadline: Instant) -> Result<UpdateLock> {
     let lock = UpdateLock::wait(process, deadline)?;
-    if let Some(records) = ProcessRecords::of(process) {
-        records.settle(process);
+    if let Some(records) = of_process(process)? {
+        let settled = records.settle(process);
+        settled.map_err(|source| unreadable(process, source))?;
     }
     Ok(lock)
+}
+
+/// Returns the records of a process, if there are any.
+pub(crate) fn of_process(process: &Process) -> Result<Option<ProcessRecords>> {
+    ProcessRecords::of(process).map_err(|source| unreadable(process, source))
+}
+
+/// Returns the error for records, or the counters that they are about, that cannot be read.
+pub(crate) fn unreadable(process: &Process, source: io::Error) -> Error {
+    Error::of_call(process.pid(), Operation::ReadHolds, source)
 }
 
 /// What dead holders hold of probes whose counters are to be set, whatever they are.
@@ -134,17 +154,20 @@ pub(crate) struct OverruledHolds {
 
 impl OverruledHolds {
     /// Finds those of the probes with these names. To be called with the update lock held.
-    pub(crate) fn of(process: &Process, names: HashSet<String>) -> OverruledHolds {
-        let records = if names.is_empty() {
-            None
-        } else {
-            ProcessRecords::of(process)
-        };
-        let found = records.map(|records| {
-            let found = records.of_dead_holders(|name| names.contains(name));
-            (records, found)
-        });
-        OverruledHolds { names, found }
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read what is held.
+    pub(crate) fn of(process: &Process, names: HashSet<String>) -> Result<OverruledHolds> {
+        let mut found = None;
+        if !names.is_empty() {
+            if let Some(records) = of_process(process)? {
+                let of_dead = records.of_dead_holders(|name| names.contains(name));
+                let of_dead = of_dead.map_err(|source| unreadable(process, source))?;
+                found = Some((records, of_dead));
+            }
+        }
+        Ok(OverruledHolds { names, found })
     }
 
     /// Makes the holders hold nothing of these probes any more: the counters are about to be set.

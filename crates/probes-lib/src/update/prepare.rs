@@ -132,7 +132,7 @@ impl<'a> UpdateContext<'a> {
             .iter()
             .filter(|one| matches!(one.counter_change, CounterChange::Set(_)));
         let forced = forced.map(|one| program.by_id(one.probe).name().to_owned());
-        let overruled = OverruledHolds::of(process, forced.collect());
+        let overruled = OverruledHolds::of(process, forced.collect())?;
         Ok(PreparedUpdate {
             context: self,
             layout,

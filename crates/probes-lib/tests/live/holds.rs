@@ -1,5 +1,7 @@
 //! Updates that are recorded, so that others can give them back.
 
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use probes_lib::{Actions, Options, Selector, Target};
@@ -110,5 +112,77 @@ fn forced_update_that_fails_forgets_no_holder() {
         // Once it is set, nothing is to be given back.
         target.update(&off).unwrap();
         assert!(held(&target).is_empty());
+    }
+}
+
+#[test]
+fn hold_released_twice_gives_back_once() {
+    for file in fixture_forms("gen_ocaml_2") {
+        let talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let hold = target.hold(&enable("plain"), Options::default()).unwrap();
+        hold.release(Options::default()).unwrap();
+        // Of another tool, which keeps what it has added.
+        target.update(&enable("plain")).unwrap();
+        let other = Image::of(talker.pid());
+        let again = hold.release(Options::default()).unwrap();
+        assert!(again.changed.is_empty(), "{again:?}");
+        Image::of(talker.pid()).assert_same(&other, "enabled by another tool");
+    }
+}
+
+/// The files with records of a process.
+fn records(pid: i32) -> Vec<PathBuf> {
+    let user = nix::unistd::geteuid();
+    let directories = [
+        PathBuf::from("/run/ocaml-probes"),
+        PathBuf::from(format!("/tmp/ocaml-probes-{user}")),
+    ];
+    let files = directories
+        .iter()
+        .filter_map(|it| fs::read_dir(it).ok())
+        .flatten();
+    let files = files.map(|file| file.unwrap().path());
+    let is_of = |file: &PathBuf| {
+        let name = file.file_name().unwrap().to_string_lossy().into_owned();
+        name.starts_with(&format!("{pid}."))
+    };
+    files.filter(is_of).collect()
+}
+
+#[test]
+fn many_or_long_records_are_read_in_part() {
+    const MANY: usize = 300;
+    for file in fixture_forms("gen_ocaml_2") {
+        let talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        hold_and_die(&target, "plain");
+        let record = records(talker.pid()).remove(0);
+        let copies: Vec<PathBuf> = (0..MANY)
+            .map(|number| {
+                let copy = record.with_extension(format!("{number:016x}"));
+                fs::copy(&record, &copy).unwrap();
+                copy
+            })
+            .collect();
+        let holders = target.holders();
+        assert!(holders.list.len() < MANY, "{}", holders.list.len());
+        assert_eq!(holders.list.len() + holders.unreadable, MANY + 1);
+        let (long, others) = copies.split_at(4);
+        others
+            .iter()
+            .for_each(|file| fs::remove_file(file).unwrap());
+        for file in long {
+            let file = fs::File::options().write(true).open(file).unwrap();
+            file.set_len(10 << 20).unwrap();
+        }
+        let holders = target.holders();
+        let read = holders.list.len();
+        // The true one is as long as before.
+        assert!((1..=2).contains(&read), "{read}");
+        assert_eq!(read + holders.unreadable, 5);
+        records(talker.pid())
+            .iter()
+            .for_each(|file| fs::remove_file(file).unwrap());
     }
 }

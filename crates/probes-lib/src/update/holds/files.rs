@@ -12,8 +12,8 @@
 //! that has locked it.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,18 +68,25 @@ fn places(user: u32) -> Vec<PathBuf> {
 
 impl Directory {
     /// Opens those directories of these users that exist.
-    pub(crate) fn of_users(users: &[u32]) -> Vec<Arc<Directory>> {
+    ///
+    /// # Errors
+    ///
+    /// If too many files are open.
+    pub(crate) fn of_users(users: &[u32]) -> io::Result<Vec<Arc<Directory>>> {
         let mut directories = Vec::new();
         for (index, &user) in users.iter().enumerate() {
             if users[..index].contains(&user) {
                 continue;
             }
-            let opened = places(user)
-                .into_iter()
-                .map(|path| Directory::open(path, user));
-            directories.extend(opened.flatten().map(Arc::new));
+            for path in places(user) {
+                match Directory::open(path, user) {
+                    Ok(directory) => directories.push(Arc::new(directory)),
+                    Err(error) if is_shortage(&error) => return Err(error),
+                    Err(_) => {}
+                }
+            }
         }
-        directories
+        Ok(directories)
     }
 
     /// Opens our own directory, and creates it if there is none.
@@ -113,7 +120,10 @@ impl Directory {
 
     fn open(path: PathBuf, owner: u32) -> io::Result<Directory> {
         let opened = openat(AT_FDCWD, &path, DIRECTORY, Mode::empty());
-        let dir = File::from(opened.map_err(|errno| named(&path, errno.desc()))?);
+        let dir = File::from(opened.map_err(|errno| match errno.into() {
+            error if is_shortage(&error) => error,
+            _ => named(&path, errno.desc()),
+        })?);
         let found = dir.metadata()?;
         if found.uid() != owner || found.mode() & 0o022 != 0 {
             return Err(named(&path, "another user can write there"));
@@ -128,32 +138,42 @@ impl Directory {
     }
 
     /// Whether there are records, or marks of records, of processes with this pid.
-    pub(crate) fn has_records_of(&self, pid: i32) -> bool {
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be read.
+    pub(crate) fn has_records_of(&self, pid: i32) -> io::Result<bool> {
         let prefix = format!("{pid}.");
-        self.names().iter().any(|name| name.starts_with(&prefix))
+        Ok(self.names()?.iter().any(|name| name.starts_with(&prefix)))
     }
 
     /// Returns the names of the records that may be about a process.
-    pub(crate) fn records_of(&self, pid: i32, start: u64, namespace: u64) -> Vec<String> {
+    ///
+    /// # Errors
+    ///
+    /// If the directory cannot be read.
+    pub(crate) fn records_of(
+        &self,
+        pid: i32,
+        start: u64,
+        namespace: u64,
+    ) -> io::Result<Vec<String>> {
         let prefix = format!("{pid}.{start}.{namespace}.");
-        let mut names = self.names();
+        let mut names = self.names()?;
         names.retain(|name| name.starts_with(&prefix) && !name.ends_with(CHANGED));
         names.sort_unstable();
-        names
+        Ok(names)
     }
 
-    fn names(&self) -> Vec<String> {
+    fn names(&self) -> io::Result<Vec<String>> {
         // A new open file description has an offset of its own; that of `self.dir` is shared.
         let opened = openat(&self.dir, ".", DIRECTORY, Mode::empty());
-        let Ok(dir) = opened.and_then(Dir::from_fd) else {
-            return Vec::new();
-        };
-        let names = dir.into_iter().flatten();
+        let names = opened.and_then(Dir::from_fd)?.into_iter().flatten();
         let names = names.filter_map(|entry| entry.file_name().to_str().ok().map(str::to_owned));
-        names
+        Ok(names
             .filter(|name| !name.starts_with('.'))
             .take(MAX_FILES)
-            .collect()
+            .collect())
     }
 
     /// Opens a record. To be locked, it has to be opened `to_write`.
@@ -230,7 +250,7 @@ impl Directory {
         self: &Arc<Directory>,
         is_stale: impl Fn(i32, u64, u64, &RecordFile) -> bool,
     ) {
-        for name in self.names() {
+        for name in self.names().unwrap_or_default() {
             let mut parts = name.split('.');
             let mut number = || parts.next()?.parse::<u64>().ok();
             let (Some(pid), Some(start), Some(namespace)) = (number(), number(), number()) else {
@@ -246,6 +266,12 @@ impl Directory {
             }
         }
     }
+}
+
+/// Whether an error says that we lack something for a while, and nothing about what was to be opened or read.
+pub(super) fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }
 
 /// Returns the part of the name that says which process a record is about.
@@ -271,11 +297,18 @@ impl RecordFile {
     }
 
     /// Reads it whole.
-    pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
+    ///
+    /// # Errors
+    ///
+    /// Also if it has more than `limit` bytes.
+    pub(crate) fn read(&self, limit: u64) -> io::Result<Vec<u8>> {
         let mut file = &self.file;
         file.seek(SeekFrom::Start(0))?;
         let mut bytes = Vec::new();
-        file.take(MAX_RECORD).read_to_end(&mut bytes)?;
+        file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+        if bytes.len() as u64 > limit {
+            return Err(Errno::EFBIG.into());
+        }
         Ok(bytes)
     }
 
@@ -304,16 +337,31 @@ impl LockedRecord {
         &self.0
     }
 
-    /// Writes a part after the first `complete` bytes, in place of all that follows them.
-    pub(crate) fn append(&self, complete: usize, part: &str) -> io::Result<()> {
+    /// Writes a part after the first `complete` bytes, in place of all that follows them, and `room` bytes that
+    /// [`LockedRecord::settle`] overwrites. If it fails, the complete bytes are left.
+    pub(crate) fn append(&self, complete: usize, part: &str, room: usize) -> io::Result<()> {
         fault_point!(Record);
-        if complete as u64 + part.len() as u64 > MAX_RECORD {
+        if (complete + part.len() + room) as u64 > MAX_RECORD {
             return Err(Errno::EFBIG.into());
         }
-        let mut file = &self.0.file;
+        let file = &self.0.file;
         file.set_len(complete as u64)?;
-        file.seek(SeekFrom::End(0))?;
-        file.write_all(part.as_bytes())
+        // Empty lines are no part.
+        let part = part.to_owned() + &"\n".repeat(room);
+        file.write_all_at(part.as_bytes(), complete as u64)
+            .inspect_err(|_| drop(file.set_len(complete as u64)))
+    }
+
+    /// Writes a last part after the first `complete` bytes, for which there is room: on most file systems, this
+    /// succeeds even if the disk is full.
+    pub(crate) fn settle(&self, complete: usize, part: &str) -> io::Result<()> {
+        fault_point!(Record);
+        let end = (complete + part.len()) as u64;
+        if end > MAX_RECORD {
+            return Err(Errno::EFBIG.into());
+        }
+        self.0.file.write_all_at(part.as_bytes(), complete as u64)?;
+        self.0.file.set_len(end)
     }
 
     /// Deletes it.
@@ -384,21 +432,22 @@ mod tests {
         let scratch = Scratch::new();
         let directory = directory(&scratch);
         let locked = directory.new_record(&KEY).unwrap();
-        locked.append(0, "one").unwrap();
-        let names = directory.records_of(42, 7, 1);
+        locked.append(0, "one", 0).unwrap();
+        let names = directory.records_of(42, 7, 1).unwrap();
         let [name] = &names[..] else {
             panic!("{names:?}");
         };
-        assert!(directory.has_records_of(42) && !directory.has_records_of(4));
+        assert!(directory.has_records_of(42).unwrap() && !directory.has_records_of(4).unwrap());
         assert!(
-            directory.records_of(42, 7, 2).is_empty() && directory.records_of(42, 8, 1).is_empty()
+            directory.records_of(42, 7, 2).unwrap().is_empty()
+                && directory.records_of(42, 8, 1).unwrap().is_empty()
         );
         let seen = directory.record(name, false).unwrap();
         assert!(seen.is_locked());
         assert!(directory.record(name, true).unwrap().lock().is_none());
         // What comes after the complete part is replaced.
-        locked.append(1, "two").unwrap();
-        assert_eq!(seen.read().unwrap(), b"otwo");
+        locked.append(1, "two", 0).unwrap();
+        assert_eq!(seen.read(9).unwrap(), b"otwo");
         drop(locked);
         // Another test may have forked: its child has the descriptor until it executes a program.
         eventually("the lock is released", || (!seen.is_locked()).then_some(()));
@@ -415,7 +464,7 @@ mod tests {
                 .map(LockedRecord::remove)
         });
         assert!(dead.lock().is_none(), "it was deleted");
-        assert!(!directory.has_records_of(42));
+        assert!(!directory.has_records_of(42).unwrap());
     }
 
     #[test]
@@ -450,7 +499,7 @@ mod tests {
         assert!(directory.is_marked_changed(&held.file().name));
         eventually("all but the held one are deleted", || {
             directory.sweep(|pid, start, namespace, _| (pid, start, namespace) == (42, 7, 1));
-            let mut names = directory.names();
+            let mut names = directory.names().unwrap();
             names.sort();
             let expected = [held.file().name.clone(), "note".to_owned()];
             let is_other = |name: &String| name.starts_with("43.");

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::address::LiveAddr;
-use crate::error::{Error, Operation, Result};
+use crate::error::{Effect, Error, Operation, Result};
 use crate::process::Process;
 use crate::process::program::Program;
 use crate::select::AppliedChange;
@@ -179,36 +179,25 @@ impl HoldJournal {
         let mut state = self.state();
         let state = &mut *state;
         let is_first = state.file.is_none() && change == HoldChange::Take;
-        if state.failure.is_some() || !(is_first || state.file.is_some()) {
-            return Ok(());
-        }
         let entries = match change {
             HoldChange::Take => taken(plan, program),
             HoldChange::GiveBack => given_back(&state.record, plan, program, &self.held_by_others),
         };
-        let part = record::intent(&entries);
         let is_settled = !is_first && state.record.outcomes.is_some();
         let before = is_settled.then(|| state.record.clone());
-        let written = if is_first {
-            state.create(&part)
-        } else {
-            state.append(&part)
-        };
-        match written {
-            Ok(()) => {
-                state.before_intent = before;
-                state.record.entries = entries;
-                state.record.outcomes = None;
-                Ok(())
-            }
+        match state.write_intent(&entries, is_first) {
+            Ok(()) => {}
             Err(source) if self.is_required => {
-                Err(Error::of_call(pid, Operation::RecordHold, source))
+                return Err(Error::of_call(pid, Operation::RecordHold, source));
             }
-            Err(error) => {
-                state.give_up(error);
-                Ok(())
-            }
+            Err(error) if change == HoldChange::Take => state.give_up(error),
+            // What is held is written anew if it cannot be given back.
+            Err(_) => state.blank(),
         }
+        state.before_intent = before;
+        state.record.entries = entries;
+        state.record.outcomes = None;
+        Ok(())
     }
 
     /// Records what became of the intended change: everything was written or, if it failed, what the counters
@@ -224,20 +213,21 @@ impl HoldJournal {
         if state.record.outcomes.is_some() {
             let is_nothing_left = done.is_ok_and(|report| report.not_undone.is_empty());
             if change == HoldChange::GiveBack && is_nothing_left {
-                state.remove();
+                state.forget();
             }
             return;
         }
-        let outcomes = if done.is_ok() {
-            vec![EntryOutcome::After; state.record.entries.len()]
-        } else {
-            outcomes_now(process, &state.record)
+        let outcomes = match done {
+            Ok(_) => vec![EntryOutcome::After; state.record.entries.len()],
+            Err(error) => outcomes_after(process, &state.record, error.effect()),
         };
         let on_failure = match change {
             HoldChange::Take => OnFailure::GiveUp,
             HoldChange::GiveBack => OnFailure::KeepIntent,
         };
-        state.settle(outcomes, self.is_required && done.is_err(), on_failure);
+        let is_half_changed = |error: &Error| error.effect() == Effect::HalfChanged;
+        let stays = done.is_err_and(|error| self.is_required || is_half_changed(error));
+        state.settle(outcomes, stays, on_failure);
     }
 
     /// Records that the intended change was not carried out, before it is tried again: nothing was written.
@@ -251,33 +241,60 @@ impl HoldJournal {
 
     /// Deletes the record: the process has exited, or executed a new program.
     pub(crate) fn remove(&self) {
-        self.state().remove();
+        self.state().forget();
     }
 }
 
+/// Returns what became of the entries of an update of ours that has failed: what the counters say or, if they cannot be
+/// read, what the error says.
+fn outcomes_after(process: &Process, record: &ParsedRecord, effect: Effect) -> Vec<EntryOutcome> {
+    outcomes_now(process, record).unwrap_or_else(|_| {
+        let outcome = if effect == Effect::HalfChanged {
+            EntryOutcome::Unknown
+        } else {
+            EntryOutcome::Before
+        };
+        vec![outcome; record.entries.len()]
+    })
+}
+
 impl HoldState {
-    /// Creates the file, with its first part.
-    fn create(&mut self, part: &str) -> io::Result<()> {
+    /// Writes an intent, with room for what will become of it.
+    fn write_intent(&mut self, entries: &[CounterEntry], is_first: bool) -> io::Result<()> {
+        if is_first && self.failure.is_none() {
+            self.create()?;
+        }
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        let mut part = record::intent(entries);
+        if self.record.complete == 0 {
+            part = record::head(&self.record.process, &self.record.holder) + &part;
+        }
+        file.append(
+            self.record.complete,
+            &part,
+            record::settled_len(entries.len()),
+        )?;
+        self.record.complete += part.len();
+        Ok(())
+    }
+
+    /// Creates the file.
+    fn create(&mut self) -> io::Result<()> {
         let directory = Directory::own()?;
         let process = self.record.process;
         directory
             .sweep(|pid, start, namespace, file| is_stale(&process, (pid, start, namespace), file));
-        let text = record::head(&process, &self.record.holder) + part;
-        let file = directory.new_record(&process)?;
-        if let Err(error) = file.append(0, &text) {
-            file.remove();
-            return Err(error);
-        }
-        self.file = Some(file);
-        self.record.complete = text.len();
+        self.file = Some(directory.new_record(&process)?);
+        self.record.complete = 0;
         Ok(())
     }
 
-    /// Records what became of the intended change. A record of nothing is deleted, unless it `stays`: that of a dead holder says which sites
-    /// may be half switched.
+    /// Records what became of the intended change. A record of nothing is deleted, unless it `stays`: it says which
+    /// sites may be half switched.
     fn settle(&mut self, outcomes: Vec<EntryOutcome>, stays: bool, on_failure: OnFailure) {
         let is_unwritten = outcomes.iter().all(|it| *it == EntryOutcome::Before);
-        let part = record::settled(&outcomes);
         self.record.outcomes = Some(outcomes);
         // Otherwise, a change that is tried again and again would fill the file.
         if is_unwritten && self.roll_back() {
@@ -288,7 +305,10 @@ impl HoldState {
             self.remove();
             return;
         }
-        match (self.append(&part), on_failure) {
+        if self.is_blank() {
+            return self.rewrite();
+        }
+        match (self.append_outcomes(), on_failure) {
             (Err(error), OnFailure::GiveUp) if !stays => self.give_up(error),
             // The intent stays, and the counters tell what became of it.
             _ => {}
@@ -297,19 +317,28 @@ impl HoldState {
 
     /// Takes back the last intent; returns false if that cannot be done.
     fn roll_back(&mut self) -> bool {
-        let (Some(file), Some(before)) = (&self.file, self.before_intent.take()) else {
+        let Some(before) = self.before_intent.take() else {
             return false;
         };
-        let is_cut = file.append(before.complete, "").is_ok();
+        if self.is_blank() {
+            self.record = before;
+            self.rewrite();
+            return true;
+        }
+        let is_cut = match &self.file {
+            Some(file) => file.append(before.complete, "", 0).is_ok(),
+            None => true,
+        };
         if is_cut {
             self.record = before;
         }
         is_cut
     }
 
-    fn append(&mut self, part: &str) -> io::Result<()> {
+    fn append_outcomes(&mut self) -> io::Result<()> {
         if let Some(file) = &self.file {
-            file.append(self.record.complete, part)?;
+            let part = record::settled(self.record.outcomes.as_deref().unwrap_or_default());
+            file.settle(self.record.complete, &part)?;
             self.record.complete += part.len();
         }
         Ok(())
@@ -319,6 +348,40 @@ impl HoldState {
     fn give_up(&mut self, error: io::Error) {
         self.remove();
         self.failure = Some(error);
+    }
+
+    /// Empties the file until the outcome of a change is known that it has no room for: what it says would not be true.
+    fn blank(&mut self) {
+        match &self.file {
+            Some(file) if file.append(0, "", 0).is_ok() => self.record.complete = 0,
+            _ => self.remove(),
+        }
+    }
+
+    fn is_blank(&self) -> bool {
+        self.file.is_some() && self.record.complete == 0
+    }
+
+    /// Writes an emptied file anew. What it was emptied of has left room for that.
+    fn rewrite(&mut self) {
+        let Some(file) = &self.file else {
+            return;
+        };
+        let record = &self.record;
+        let text = record::head(&record.process, &record.holder)
+            + &record::intent(&record.entries)
+            + &record::settled(record.outcomes.as_deref().unwrap_or_default());
+        match file.append(0, &text, 0) {
+            Ok(()) => self.record.complete = text.len(),
+            Err(error) => self.give_up(error),
+        }
+    }
+
+    /// Deletes the record, and forgets what was held: nothing of it is left.
+    fn forget(&mut self) {
+        self.remove();
+        self.record.entries.clear();
+        self.record.outcomes = Some(Vec::new());
     }
 
     fn remove(&mut self) {
@@ -333,6 +396,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::error::ProcessError;
     use crate::select::{Action, Actions, Selector};
     use crate::testing::SimulatedProcess;
     use crate::update::holds::files::MAX_RECORD;
@@ -382,7 +446,14 @@ mod tests {
             hold.not_carried_out();
             assert_eq!(hold.state().record.complete, complete);
         }
-        let bytes = hold.state().file.as_ref().unwrap().file().read().unwrap();
+        let bytes = hold
+            .state()
+            .file
+            .as_ref()
+            .unwrap()
+            .file()
+            .read(MAX_RECORD)
+            .unwrap();
         assert_eq!(bytes.len(), complete);
         assert_eq!(held(&simulated.program), 4);
         record_intent(&off, &simulated.program, HoldChange::GiveBack);
@@ -416,7 +487,14 @@ mod tests {
         hold.state().record.complete = MAX_RECORD as usize;
         hold.record_outcome(&process, HoldChange::GiveBack, Ok(&done));
         assert_eq!(hold.failure(), None);
-        let bytes = hold.state().file.as_ref().unwrap().file().read().unwrap();
+        let bytes = hold
+            .state()
+            .file
+            .as_ref()
+            .unwrap()
+            .file()
+            .read(MAX_RECORD)
+            .unwrap();
         let record = ParsedRecord::parse(&bytes).unwrap();
         assert_eq!(record.outcomes, None);
         let counters = |at: LiveAddr| {
@@ -433,6 +511,111 @@ mod tests {
         let held = settled.held().filter(|held| held.amount != 0);
         let names: HashSet<&str> = held.map(|held| held.entry.name.as_str()).collect();
         assert_eq!(names, HashSet::from(["single"]));
+        hold.remove();
+    }
+
+    /// A hold of all probes of a simulated process: of our own pid, so that the record has a key.
+    fn held_by_us() -> (SimulatedProcess, HoldJournal, UpdatePlan) {
+        let process = Process::own().unwrap();
+        let hold = HoldJournal::new(&process);
+        let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
+        let enable = Actions::of(Action::Enable, Selector::All);
+        let (_, on) = simulated.plan(&enable).unwrap();
+        let done = Report::of_nothing(process.pid());
+        hold.record_intent(&on, &simulated.program, HoldChange::Take, process.pid())
+            .unwrap();
+        simulated.update(&enable).unwrap();
+        hold.record_outcome(&process, HoldChange::Take, Ok(&done));
+        (simulated, hold, on)
+    }
+
+    fn recorded(hold: &HoldJournal) -> Vec<u8> {
+        let state = hold.state();
+        state
+            .file
+            .as_ref()
+            .unwrap()
+            .file()
+            .read(MAX_RECORD)
+            .unwrap()
+    }
+
+    /// What is held according to the file.
+    fn recorded_names(hold: &HoldJournal) -> HashSet<String> {
+        let record = ParsedRecord::parse(&recorded(hold)).unwrap();
+        let held = record.held().filter(|held| held.amount != 0);
+        held.map(|held| held.entry.name.clone()).collect()
+    }
+
+    #[test]
+    fn undo_without_room_in_the_record_keeps_it() {
+        let (simulated, hold, on) = held_by_us();
+        let names = recorded_names(&hold);
+        assert!(!names.is_empty());
+        let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
+        let pid = std::process::id() as i32;
+        let give_back = || {
+            hold.record_intent(&off, &simulated.program, HoldChange::GiveBack, pid)
+                .unwrap();
+        };
+        // No record is so long.
+        hold.state().record.complete = MAX_RECORD as usize;
+        give_back();
+        // What it said may not be true any more.
+        assert!(recorded(&hold).is_empty());
+        // It could not be given back.
+        hold.not_carried_out();
+        assert_eq!((hold.failure(), recorded_names(&hold)), (None, names));
+        give_back();
+        let done = Report::of_nothing(pid);
+        hold.record_outcome(&Process::own().unwrap(), HoldChange::GiveBack, Ok(&done));
+        assert!(hold.state().file.is_none());
+    }
+
+    #[test]
+    fn half_changed_sites_stay_recorded() {
+        let (simulated, hold, on) = held_by_us();
+        let process = Process::own().unwrap();
+        let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
+        hold.record_intent(
+            &off,
+            &simulated.program,
+            HoldChange::GiveBack,
+            process.pid(),
+        )
+        .unwrap();
+        let error = Error::of_process(process.pid(), ProcessError::KeepsChanging);
+        let error = error.with_effect_if_none(Effect::HalfChanged);
+        hold.record_outcome(&process, HoldChange::GiveBack, Err(&error));
+        // What the counters say is not known here, so that nothing is to be subtracted; the sites are to be restored.
+        assert!(recorded_names(&hold).is_empty());
+        let applied = hold.applied(&simulated.program);
+        assert!(!applied.is_empty());
+        let mut added = applied.iter().flat_map(|it| it.added.iter());
+        assert!(added.all(|(_, amount)| *amount == 0));
+        hold.remove();
+        assert!(hold.applied(&simulated.program).is_empty());
+    }
+
+    #[test]
+    fn outcome_of_a_recorded_change_needs_no_space() {
+        let (simulated, hold, on) = held_by_us();
+        let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
+        let process = Process::own().unwrap();
+        hold.record_intent(
+            &off,
+            &simulated.program,
+            HoldChange::GiveBack,
+            process.pid(),
+        )
+        .unwrap();
+        let intended = recorded(&hold);
+        assert_eq!(ParsedRecord::parse(&intended).unwrap().outcomes, None);
+        let outcomes = vec![EntryOutcome::Unknown; hold.state().record.entries.len()];
+        hold.state().settle(outcomes, true, OnFailure::KeepIntent);
+        let settled = recorded(&hold);
+        assert!(ParsedRecord::parse(&settled).unwrap().outcomes.is_some());
+        assert_eq!(settled.len(), intended.len());
         hold.remove();
     }
 }

@@ -12,12 +12,12 @@ use nix::unistd::geteuid;
 use crate::address::LiveAddr;
 use crate::error::ToolProcess;
 use crate::memory::ReadMemory;
-use crate::process::Process;
 use crate::process::load_bias::auxv_value;
 use crate::process::memory::ProcessMemory;
 use crate::process::status;
 use crate::process::tool::{own_namespace, since_boot};
-use crate::update::holds::files::{Directory, LockedRecord, RecordFile};
+use crate::process::{Process, is_task_gone};
+use crate::update::holds::files::{Directory, LockedRecord, MAX_RECORD, RecordFile, is_shortage};
 use crate::update::holds::record::{
     self, EntryOutcome, Held, HolderRecord, ParsedRecord, ProcessKey,
 };
@@ -27,8 +27,13 @@ use crate::update::holds::{HeldProbe, Holder};
 const AT_RANDOM: u64 = 25;
 
 /// How often, and after which pause, the record of a dying holder is read again: the kernel may release its
-/// update lock some microseconds before the lock of its record.
+/// update lock some microseconds before the lock of its record. That many times for all records together: there may be
+/// forged ones.
 const DYING: (usize, Duration) = (20, Duration::from_micros(500));
+
+/// How many records of one process are read of each directory, and how many bytes of them in all: whoever owns the
+/// process can write as many as it likes, and each that is read is kept open. Room for the longest record, and others.
+const MAX_READ: (usize, u64) = (256, MAX_RECORD + (1 << 20));
 
 impl ProcessKey {
     /// Returns the key of a process and its program.
@@ -68,6 +73,8 @@ pub(crate) struct FoundRecord {
     pub(crate) record: ParsedRecord,
     /// Whether its holder is alive, or a tool is giving it back on its behalf.
     pub(crate) is_alive: bool,
+    /// How many bytes it has.
+    len: u64,
 }
 
 impl FoundRecord {
@@ -111,26 +118,34 @@ impl FoundRecord {
 
 impl ProcessRecords {
     /// Returns `None` if there is no record of this process, or it is not known which program it executes: its
-    /// memory cannot be read.
-    pub(crate) fn of(process: &Process) -> Option<ProcessRecords> {
+    /// memory may not be read.
+    ///
+    /// # Errors
+    ///
+    /// If we lack files or memory to find out ([`is_shortage`]).
+    pub(crate) fn of(process: &Process) -> io::Result<Option<ProcessRecords>> {
         let own = geteuid().as_raw();
-        let mut directories = Directory::of_users(&[own, 0, process.effective_user()]);
+        let mut directories = Directory::of_users(&[own, 0, process.effective_user()])?;
         let pid = process.pid();
-        if !directories
-            .iter()
-            .any(|directory| directory.has_records_of(pid))
-        {
-            return None;
+        let mut are_any = false;
+        for directory in &directories {
+            are_any |= directory.has_records_of(pid)?;
+        }
+        if !are_any {
+            return Ok(None);
         }
         // A user does not own a program that has gained privileges.
         let owner = process.owner().unwrap_or(own);
         directories.retain(|directory| [own, 0, owner].contains(&directory.owner));
-        let key = ProcessKey::of(process).ok()?;
-        Some(ProcessRecords { directories, key })
+        match ProcessKey::of(process) {
+            Ok(key) => Ok(Some(ProcessRecords { directories, key })),
+            Err(error) if is_shortage(&error) => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
-    /// Returns the names of the records' files, with their directories.
-    fn names(&self) -> Vec<(Arc<Directory>, String)> {
+    /// Returns the directories, each with the names of its records.
+    fn names(&self) -> io::Result<Vec<(Arc<Directory>, Vec<String>)>> {
         let ProcessKey {
             pid,
             start,
@@ -138,49 +153,71 @@ impl ProcessRecords {
             ..
         } = self.key;
         let names = |directory: &Arc<Directory>| {
-            let names = directory.records_of(pid, start, namespace).into_iter();
-            let directory = directory.clone();
-            names.map(move |name| (directory.clone(), name))
+            let names = directory.records_of(pid, start, namespace)?;
+            Ok((directory.clone(), names))
         };
-        self.directories.iter().flat_map(names).collect()
+        self.directories.iter().map(names).collect()
     }
 
-    /// Reads all records; also returns how many cannot be read, which are not trusted.
-    pub(crate) fn read(&self) -> (Vec<FoundRecord>, usize) {
+    /// Reads all records, as far as there are not too many; also returns how many cannot be read, which are not trusted.
+    ///
+    /// # Errors
+    ///
+    /// See [`ProcessRecords::of`].
+    pub(crate) fn read(&self) -> io::Result<(Vec<FoundRecord>, usize)> {
         let mut unreadable = 0;
         let mut found = Vec::new();
-        for (directory, name) in self.names() {
-            match self.open(&directory, &name) {
-                Ok(one) => found.extend(one),
-                Err(_) => unreadable += 1,
+        for (directory, names) in self.names()? {
+            let (mut records, mut bytes) = MAX_READ;
+            for name in names {
+                match self.open(&directory, &name, bytes) {
+                    Ok(None) => {}
+                    Ok(Some(one)) if records > 0 => {
+                        (records, bytes) = (records - 1, bytes.saturating_sub(one.len));
+                        found.push(one);
+                    }
+                    Err(error) if is_shortage(&error) => return Err(error),
+                    Ok(Some(_)) | Err(_) => unreadable += 1,
+                }
             }
         }
-        (found, unreadable)
+        Ok((found, unreadable))
     }
 
     /// Opens a record; returns `None` if it has just been deleted, is still empty, or is about a program that the
     /// process does not execute any more.
-    fn open(&self, directory: &Arc<Directory>, name: &str) -> io::Result<Option<FoundRecord>> {
+    ///
+    /// # Errors
+    ///
+    /// Also if it has more than `limit` bytes.
+    fn open(
+        &self,
+        directory: &Arc<Directory>,
+        name: &str,
+        limit: u64,
+    ) -> io::Result<Option<FoundRecord>> {
         let file = match directory.record(name, directory.can_write()) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             file => file?,
         };
         let is_alive = file.is_locked();
-        let found = self.parse(&file)?;
+        let bytes = file.read(limit)?;
+        let len = bytes.len() as u64;
+        let found = self.parse(&file, &bytes)?;
         Ok(found.map(|record| FoundRecord {
             file,
             record,
             is_alive,
+            len,
         }))
     }
 
-    fn parse(&self, file: &RecordFile) -> io::Result<Option<ParsedRecord>> {
-        let bytes = file.read()?;
+    fn parse(&self, file: &RecordFile, bytes: &[u8]) -> io::Result<Option<ParsedRecord>> {
         if bytes.is_empty() {
             // Its holder was killed before it wrote anything, or is about to.
             return Ok(None);
         }
-        let mut record = ParsedRecord::parse(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+        let mut record = ParsedRecord::parse(bytes).ok_or(io::ErrorKind::InvalidData)?;
         let is_marked = |directory: &Arc<Directory>| directory.is_marked_changed(&file.name);
         if self.directories.iter().any(is_marked) {
             record.outcomes = Some(vec![EntryOutcome::Unknown; record.entries.len()]);
@@ -209,38 +246,58 @@ impl ProcessRecords {
             return None;
         }
         let locked = found.file.lock()?;
-        let record = self.parse(locked.file()).ok()??;
+        let bytes = locked.file().read(MAX_RECORD).ok()?;
+        let record = self.parse(locked.file(), &bytes).ok()??;
         Some((locked, record))
     }
 
     /// Finds out what a holder wrote that was killed while it changed counters. To be called with the update
     /// lock held.
-    pub(super) fn settle(&self, process: &Process) {
-        let (times, pause) = DYING;
-        for (directory, name) in self.names() {
-            for _ in 0..times {
-                match self.open(&directory, &name) {
-                    Ok(Some(found)) if found.record.outcomes.is_none() => {
-                        if !found.is_alive {
-                            self.write_outcomes(found, |record| outcomes_now(process, record));
+    ///
+    /// # Errors
+    ///
+    /// If the counters or records cannot be read now: later, the counters will not tell any more.
+    pub(super) fn settle(&self, process: &Process) -> io::Result<()> {
+        let (mut tries, pause) = DYING;
+        for (directory, names) in self.names()? {
+            for name in names.iter().take(MAX_READ.0) {
+                loop {
+                    let found = match self.open(&directory, name, MAX_RECORD) {
+                        Err(error) if is_shortage(&error) => return Err(error),
+                        found => found.ok().flatten(),
+                    };
+                    match found.filter(|found| found.record.outcomes.is_none()) {
+                        Some(found) if found.is_alive && tries > 0 => tries -= 1,
+                        Some(found) if found.is_alive => break,
+                        Some(found) => {
+                            let outcomes = outcomes_now(process, &found.record)?;
+                            self.write_outcomes(found, |_| outcomes);
                             break;
                         }
+                        None => break,
                     }
-                    _ => break,
+                    std::thread::sleep(pause);
                 }
-                std::thread::sleep(pause);
             }
         }
+        Ok(())
     }
 
     /// Returns the records of the dead holders that hold any of these probes.
-    pub(super) fn of_dead_holders(&self, is_meant: impl Fn(&str) -> bool) -> Vec<FoundRecord> {
-        let mut found = self.read().0;
+    ///
+    /// # Errors
+    ///
+    /// See [`ProcessRecords::of`].
+    pub(super) fn of_dead_holders(
+        &self,
+        is_meant: impl Fn(&str) -> bool,
+    ) -> io::Result<Vec<FoundRecord>> {
+        let (mut found, _) = self.read()?;
         found.retain(|one| {
             let mut held = one.record.held();
             !one.is_alive && held.any(|held| is_meant(&held.entry.name))
         });
-        found
+        Ok(found)
     }
 
     /// Records that these dead holders hold nothing of these probes any more. A record that we may not write is marked:
@@ -275,7 +332,10 @@ impl ProcessRecords {
             return;
         };
         let settled = record::settled(&outcomes(&record));
-        if locked.append(record.complete, &settled).is_err() {
+        // In place of what was settled before, for which there is room on a full disk.
+        let is_settled = record.outcomes.is_some() && !record.entries.is_empty();
+        let at = record.complete - if is_settled { settled.len() } else { 0 };
+        if locked.settle(at, &settled).is_err() {
             // Later, the counters will not tell any more.
             locked.remove();
         }
@@ -288,14 +348,25 @@ fn mark_changed(record: &str) {
     }
 }
 
-/// Returns what became of the entries of a record that was not settled, according to the counters.
-pub(crate) fn outcomes_now(process: &Process, record: &ParsedRecord) -> Vec<EntryOutcome> {
-    let memory = ProcessMemory::open(process, OFlag::O_RDONLY).ok();
-    record.outcomes_by(|at| {
+/// Returns what became of the entries of a record that was not settled, according to the counters: unknown if the process has
+/// exited.
+///
+/// # Errors
+///
+/// If its memory cannot be opened.
+pub(crate) fn outcomes_now(
+    process: &Process,
+    record: &ParsedRecord,
+) -> io::Result<Vec<EntryOutcome>> {
+    let memory = match ProcessMemory::open(process, OFlag::O_RDONLY) {
+        Err(error) if !is_task_gone(&error) => return Err(error),
+        memory => memory.ok(),
+    };
+    Ok(record.outcomes_by(|at| {
         let mut counter = [0; 2];
         memory.as_ref()?.read(at, &mut counter).ok()?;
         Some(u16::from_le_bytes(counter))
-    })
+    }))
 }
 
 /// Whether a record is outdated: `named`, from the name of its file, is a process that has exited; or it is the process
@@ -308,7 +379,7 @@ pub(super) fn is_stale(of_now: &ProcessKey, named: (i32, u64, u64), file: &Recor
     }
     if (pid, start) == (of_now.pid, of_now.start) {
         let record = file
-            .read()
+            .read(MAX_RECORD)
             .ok()
             .and_then(|bytes| ParsedRecord::parse(&bytes));
         return record.is_some_and(|record| record.process != *of_now);

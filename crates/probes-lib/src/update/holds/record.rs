@@ -233,6 +233,11 @@ pub(crate) fn settled(outcomes: &[EntryOutcome]) -> String {
     format!("settled {letters}\n")
 }
 
+/// Returns how long that part is for so many entries.
+pub(crate) fn settled_len(entries: usize) -> usize {
+    "settled \n".len() + entries
+}
+
 /// The complete lines of a record.
 struct Lines<'b> {
     bytes: &'b [u8],
