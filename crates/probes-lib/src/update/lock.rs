@@ -3,7 +3,8 @@
 //! one tracer; updates without a stop would exclude nothing.
 //!
 //! It is a lock (flock(2)) on the process's `mem` in /proc: opening that needs the permission to change the
-//! process, no lock file is left behind, and the lock is released when its holder exits.
+//! process, no lock file is left behind, and the lock is released when its holder exits. Once the thread group leader has
+//! exited, its `mem` belongs to root, and that of other threads is locked: of several, as they may exit, too.
 
 use std::fs::{self, File};
 use std::io;
@@ -21,9 +22,13 @@ use crate::process::{Process, name_of};
 /// released it just before /proc/locks was read, and so may the next holder.
 const TRIES_WITHOUT_HOLDER: usize = 20;
 
+/// The `mem` of how many threads is locked if the leader has exited: the oldest ones, which the next tool finds as well,
+/// unless all of them have exited meanwhile.
+const LOCKED_THREADS: usize = 16;
+
 /// The lock, held while a process is updated, or trampolines are installed or removed.
 pub(crate) struct UpdateLock {
-    _lock: Flock<File>,
+    _locks: Vec<Flock<File>>,
 }
 
 impl UpdateLock {
@@ -35,40 +40,42 @@ impl UpdateLock {
     /// to the process.
     pub(crate) fn wait(process: &Process, deadline: Instant) -> Result<UpdateLock> {
         let operation = Operation::Attach;
-        let mut file = lock_file(process).map_err(|source| {
-            crate::process::denial::denied_or_exited(process, operation, source)
-        })?;
         let mut tries_without_holder = 0;
         loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(UpdateLock { _lock: lock }),
-                Err((same, Errno::EWOULDBLOCK | Errno::EINTR)) => {
-                    if Instant::now() >= deadline {
-                        let holder = holder_of(&same);
-                        // It has just been released, or its holder is in another pid namespace.
-                        tries_without_holder += usize::from(holder.is_none());
-                        if holder.is_none() && tries_without_holder < TRIES_WITHOUT_HOLDER {
-                            file = same;
-                            pause();
-                            continue;
-                        }
-                        let denial = being_changed_by(holder.unwrap_or(0));
-                        let pid = process.pid();
-                        return Err(Error::of_process(
-                            pid,
-                            ProcessError::Denied { operation, denial },
-                        ));
-                    }
-                    file = same;
-                }
+            // Which files they are changes when the leader exits.
+            let files = lock_files(process).map_err(|source| {
+                crate::process::denial::denied_or_exited(process, operation, source)
+            })?;
+            let locked_by_other = match lock_all(files) {
+                Ok(locks) => return Ok(UpdateLock { _locks: locks }),
+                Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => file,
                 Err((_, errno)) => {
                     let (pid, operation) = (process.pid(), Operation::Lock);
                     return Err(Error::of_call(pid, operation, errno.into()));
+                }
+            };
+            if Instant::now() >= deadline {
+                let holder = holder_of(&locked_by_other);
+                // It has just been released, or its holder is in another pid namespace.
+                tries_without_holder += usize::from(holder.is_none());
+                if holder.is_some() || tries_without_holder >= TRIES_WITHOUT_HOLDER {
+                    let denial = being_changed_by(holder.unwrap_or(0));
+                    let pid = process.pid();
+                    return Err(Error::of_process(
+                        pid,
+                        ProcessError::Denied { operation, denial },
+                    ));
                 }
             }
             pause();
         }
     }
+}
+
+/// Locks all these files; returns the first that cannot be locked.
+fn lock_all(files: Vec<File>) -> std::result::Result<Vec<Flock<File>>, (File, Errno)> {
+    let lock = |file| Flock::lock(file, FlockArg::LockExclusiveNonblock);
+    files.into_iter().map(lock).collect()
 }
 
 /// Waits for about as long as an update takes. Tools that wait do not try again all at once.
@@ -77,20 +84,39 @@ pub(crate) fn pause() {
     std::thread::sleep(Duration::from_micros(300 + 150 * own));
 }
 
-/// Opens the file that is locked, the same for all tools: `mem` of the thread group leader or, if the
-/// leader has exited, the directory of the threads (`task`), because `mem` may then belong to root.
-fn lock_file(process: &Process) -> io::Result<File> {
-    let flags = OFlag::O_RDONLY;
+/// Opens the files that are locked, the same for all tools: `mem` of the thread group leader or, if it has exited, of
+/// the oldest other threads.
+fn lock_files(process: &Process) -> io::Result<Vec<File>> {
     let has_exited = || process.is_exiting(process.pid());
-    let directory = || process.open_file("task", flags | OFlag::O_DIRECTORY);
     if has_exited() {
-        return directory();
+        return thread_files(process);
     }
-    match process.open_file("mem", flags) {
+    match process.open_file("mem", OFlag::O_RDONLY) {
         // The leader has exited since.
-        Err(_) if has_exited() => directory(),
-        opened => opened,
+        Err(_) if has_exited() => thread_files(process),
+        opened => opened.map(|file| vec![file]),
     }
+}
+
+/// Opens `mem` of the oldest threads that have not exited.
+fn thread_files(process: &Process) -> io::Result<Vec<File>> {
+    let mut tids = process.threads()?.read()?;
+    tids.sort_unstable();
+    let mut files = Vec::new();
+    for tid in tids.into_iter().filter(|&tid| tid != process.pid()) {
+        match process.open_file(&format!("task/{tid}/mem"), OFlag::O_RDONLY) {
+            Ok(file) => files.push(file),
+            Err(_) if process.is_exiting(tid) => {}
+            Err(error) => return Err(error),
+        }
+        if files.len() == LOCKED_THREADS {
+            break;
+        }
+    }
+    if files.is_empty() {
+        return Err(Errno::ESRCH.into());
+    }
+    Ok(files)
 }
 
 /// Returns the pid of the process that holds the lock, as an error says; 0 if it is not known.
@@ -149,12 +175,10 @@ mod tests {
         assert_eq!(holder(locks, device, 78), None);
     }
 
-    #[test]
-    fn waiting_for_the_lock_names_its_holder() {
-        let talker = Talker::start(&fixture("gen_ocaml_2.pie"));
-        let process = Process::open(talker.pid()).unwrap();
-        let lock = UpdateLock::wait(&process, Instant::now()).unwrap();
-        let Err(error) = UpdateLock::wait(&process, Instant::now()) else {
+    /// Takes the lock, and asserts that only one can have it.
+    fn assert_is_exclusive(process: &Process) {
+        let lock = UpdateLock::wait(process, Instant::now()).unwrap();
+        let Err(error) = UpdateLock::wait(process, Instant::now()) else {
             panic!("two hold the lock");
         };
         let own = std::process::id() as i32;
@@ -167,6 +191,26 @@ mod tests {
         };
         assert_eq!((*updater, name), (own, &name_of(own)));
         drop(lock);
-        assert!(UpdateLock::wait(&process, Instant::now()).is_ok());
+        assert!(UpdateLock::wait(process, Instant::now()).is_ok());
+    }
+
+    #[test]
+    fn waiting_for_the_lock_names_its_holder() {
+        let talker = Talker::start(&fixture("gen_ocaml_2.pie"));
+        assert_is_exclusive(&Process::open(talker.pid()).unwrap());
+    }
+
+    #[test]
+    fn who_may_not_change_it_cannot_lock_leaderless_process() {
+        let talker = Talker::start(&fixture("zombie_leader.pie"));
+        let process = Process::open(talker.pid()).unwrap();
+        assert!(process.is_exiting(talker.pid()));
+        // Everybody may open these.
+        let directories = ["", "/task"].map(|name| {
+            let directory = File::open(format!("/proc/{}{name}", talker.pid())).unwrap();
+            Flock::lock(directory, FlockArg::LockExclusiveNonblock).unwrap()
+        });
+        assert_is_exclusive(&process);
+        drop(directories);
     }
 }
