@@ -54,8 +54,8 @@ impl AtExec {
         Stopped::adopt(&self.process).killed_on_drop()
     }
 
-    /// Lets the program run to the first of `places` that it comes to, and stops all its threads
-    /// there; returns which it is.
+    /// Lets the program run to the first of `places` that its first thread comes to, and stops all its threads there;
+    /// returns which it is. Other threads run meanwhile: the first one may wait for them.
     ///
     /// # Errors
     ///
@@ -68,8 +68,19 @@ impl AtExec {
         memory: &ProcessMemory,
         places: &[LiveAddr],
     ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
-        // Not released: it must not run untraced.
-        stopped.keep_stopped();
+        // The first thread is not released: if we die, the kernel kills the process with it.
+        stopped.keep_only(self.process.pid());
+        self.run_first_to(tracer, memory, places)
+    }
+
+    /// Lets the first thread, which is stopped, run to the first of `places` that it comes to, and stops all threads
+    /// there.
+    fn run_first_to<'s>(
+        &'s self,
+        tracer: &Tracer<'_>,
+        memory: &ProcessMemory,
+        places: &[LiveAddr],
+    ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
         let pid = self.process.pid();
         let reached = run_to::run_to(tracer, pid, memory, places)?;
         let failed = |error: Error| NotReached::Failed(io::Error::other(error.to_string()));
@@ -77,7 +88,8 @@ impl AtExec {
         Ok((stopped.map_err(failed)?, reached))
     }
 
-    /// Lets the program, which is stopped at `back`, run from `entry` until it is at `back` again.
+    /// Lets the program, whose first thread is stopped at `back`, run from `entry` until it is at `back` again. Other
+    /// threads stay stopped.
     ///
     /// # Errors
     ///
@@ -92,7 +104,9 @@ impl AtExec {
     ) -> Result<Stopped<'s>, NotReached> {
         let failed = |errno: Errno| NotReached::Failed(errno.into());
         ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
-        let (stopped, _) = self.run_to(tracer, stopped, memory, &[back])?;
+        // Not released: it must not run untraced.
+        stopped.keep_stopped();
+        let (stopped, _) = self.run_first_to(tracer, memory, &[back])?;
         Ok(stopped)
     }
 

@@ -29,8 +29,8 @@ pub(crate) enum NotReached {
     Failed(io::Error),
 }
 
-/// Lets the program `pid`, which is stopped and has one thread, run to the first of `places` that it
-/// comes to; returns which. On return, the program has been resumed, and is about to stop again
+/// Lets the first thread of the program `pid`, which is stopped, run to the first of `places` that it
+/// comes to; returns which. On return, it has been resumed, and is about to stop again
 /// before the instruction at that place.
 pub(crate) fn run_to(
     tracer: &Tracer<'_>,

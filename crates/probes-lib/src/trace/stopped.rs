@@ -290,6 +290,15 @@ impl<'p> Stopped<'p> {
         self.tracees.drain().filter_map(stopped).collect()
     }
 
+    /// Leaves one thread as it is, traced and stopped; resumes and detaches all others, as [`Stopped::release`] does.
+    pub(crate) fn keep_only(mut self, tid: i32) {
+        self.tracees.remove(&tid);
+        if self.tracees.is_empty() {
+            self.count_stop_time();
+        }
+        self.detach();
+    }
+
     /// Resumes and detaches every thread, and delivers the signal that each was stopped with.
     pub(crate) fn release(mut self) {
         self.detach();
