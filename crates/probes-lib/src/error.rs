@@ -333,6 +333,17 @@ impl Error {
         )
     }
 
+    /// Whether the kernel failed to open or read something that is there and may be read.
+    pub(crate) fn is_failed_call(&self) -> bool {
+        let source = std::error::Error::source(self);
+        let source = source.and_then(|source| source.downcast_ref::<io::Error>());
+        let errno = source.and_then(io::Error::raw_os_error);
+        matches!(
+            errno.map(Errno::from_raw),
+            Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::EIO)
+        )
+    }
+
     /// Whether a program or file has no probes: [`ProbeError::NoProbes`].
     pub(crate) fn has_no_probes(&self) -> bool {
         matches!(self.kind(), ErrorKind::Probe(ProbeError::NoProbes { .. }))

@@ -121,7 +121,7 @@ pub use address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
 pub use process::{check_proc, pids};
-pub use survey::{DamagedProcess, Survey, SurveyedProcess, survey};
+pub use survey::{Survey, SurveyedProcess, UnreadProcess, survey};
 pub use usdt::{PlacedUsdtSite, UsdtObject, UsdtProbe, UsdtProbes};
 
 // Diagnoses: what this machine and a process allow.

@@ -24,7 +24,7 @@ const MAX_THREADS: usize = 8;
 /// for process in &survey.processes {
 ///     println!("{} {}: {} of {} enabled", process.pid, process.program.display(), process.enabled, process.probes);
 /// }
-/// for process in &survey.damaged {
+/// for process in &survey.unread {
 ///     println!("{}: {}", process.pid, process.why);
 /// }
 /// println!("{} processes may not be read", survey.denied.len());
@@ -36,18 +36,19 @@ pub struct Survey {
     pub processes: Vec<SurveyedProcess>,
     /// Processes that we may not read: of other users, mostly.
     pub denied: Vec<i32>,
-    /// Processes that may have probes, but have a file whose notes are damaged, by pid.
-    pub damaged: Vec<DamagedProcess>,
+    /// Processes that may have probes, but could not be read, by pid: the notes of a file are damaged, or the kernel
+    /// failed to read something, for example because too many files are open.
+    pub unread: Vec<UnreadProcess>,
 }
 
 /// A process that may have probes which cannot be found.
 ///
 /// [`Survey`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DamagedProcess {
+pub struct UnreadProcess {
     /// Its id.
     pub pid: i32,
-    /// Which file is damaged, and how.
+    /// What could not be read, and why.
     pub why: String,
 }
 
@@ -89,7 +90,7 @@ pub fn survey() -> Result<Survey> {
             match read(pid, &files) {
                 Ok(process) => found.processes.extend(process),
                 Err(NotRead::Denied) => found.denied.push(pid),
-                Err(NotRead::Damaged(why)) => found.damaged.push(DamagedProcess { pid, why }),
+                Err(NotRead::Failed(why)) => found.unread.push(UnreadProcess { pid, why }),
             }
         }
         found
@@ -105,7 +106,7 @@ pub fn survey() -> Result<Survey> {
                 Ok(found) => {
                     survey.processes.extend(found.processes);
                     survey.denied.extend(found.denied);
-                    survey.damaged.extend(found.damaged);
+                    survey.unread.extend(found.unread);
                 }
                 Err(panic) => std::panic::resume_unwind(panic),
             }
@@ -114,7 +115,7 @@ pub fn survey() -> Result<Survey> {
     });
     survey.processes.sort_by_key(|process| process.pid);
     survey.denied.sort_unstable();
-    survey.damaged.sort_by_key(|process| process.pid);
+    survey.unread.sort_by_key(|process| process.pid);
     Ok(survey)
 }
 
@@ -122,27 +123,30 @@ pub fn survey() -> Result<Survey> {
 enum NotRead {
     /// We may not read it.
     Denied,
-    /// The notes of one of its files cannot be used; the text says why.
-    Damaged(String),
+    /// The notes of one of its files cannot be used, or a call failed; the text says why.
+    Failed(String),
 }
 
 /// Returns the process if it has probes.
 fn read(pid: i32, files: &Arc<Files>) -> Result<Option<SurveyedProcess>, NotRead> {
     let opened = Target::open_with_files(pid, files.clone());
-    let states = opened.and_then(|target| Ok((target.states()?, target)));
-    let (states, target) = match states {
+    let read = opened.and_then(|target| {
+        let states = target.states()?;
+        let process = target.opened.process();
+        let status = process.status();
+        let status = status.map_err(|source| process.exited_or(source))?;
+        Ok((states, status, target))
+    });
+    let (states, status, target) = match read {
         Ok(found) => found,
         Err(error) if error.denial().is_some() => {
             return Err(NotRead::Denied);
         }
-        Err(error) if has_damaged_notes(&error) => {
-            return Err(NotRead::Damaged(error.to_string()));
+        Err(error) if has_damaged_notes(&error) || error.is_failed_call() => {
+            return Err(NotRead::Failed(error.to_string()));
         }
         // It has no probes, is a kernel thread, has exited meanwhile, or its program cannot be read.
         Err(_) => return Ok(None),
-    };
-    let Ok(status) = target.opened.process().status() else {
-        return Ok(None);
     };
     let count = |state| states.probes().filter(|it| it.state() == state).count();
     let objects = states.objects().iter();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use nix::unistd::{Uid, User};
-use probes_lib::{DamagedProcess, survey};
+use probes_lib::{UnreadProcess, survey};
 
 use crate::failure::Failure;
 use crate::flags::{Checked, OutputFlags};
@@ -17,7 +17,8 @@ In plain format, it prints a line for each process, sorted by pid:
 PROVIDERS are the providers named in the probe notes of the program, and show which compiler built
 it; PROBES is the number of its probes, and ENABLED how many of them are enabled. Processes that you
 have no permission to read are left out; -v says how many, and so does a note if no process is
-listed. A warning names those whose notes of probes are damaged.";
+listed. A warning names those whose notes of probes are damaged, and those that could not be read, for
+example because too many files were open.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]
@@ -34,7 +35,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     drop(reading);
     let processes = ProcessList::of(&survey, user_name);
     output.print(&output::processes(output.format, &processes)?)?;
-    for (why, pids) in by_damage(&survey.damaged) {
+    for (why, pids) in by_reason(&survey.unread) {
         output.messages.warning(
             WarningKind::UnreadableFile,
             &format!("not listed: {pids}: {why}"),
@@ -56,10 +57,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is damaged, and which processes have it.
-fn by_damage(damaged: &[DamagedProcess]) -> BTreeMap<&str, String> {
+/// Why processes could not be read, and which.
+fn by_reason(unread: &[UnreadProcess]) -> BTreeMap<&str, String> {
     let mut pids: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for process in damaged {
+    for process in unread {
         let of_same = pids.entry(&process.why).or_default();
         of_same.push(process.pid.to_string());
     }

@@ -109,8 +109,8 @@ fn add_with_probes(pids: &mut Vec<i32>, name: &Regex, messages: &Messages) -> Re
     for pid in survey.denied {
         note_denied(pid, name, messages);
     }
-    for damaged in survey.damaged {
-        let (pid, why) = (damaged.pid, damaged.why);
+    for unread in survey.unread {
+        let (pid, why) = (unread.pid, unread.why);
         if let Some(comm) = comm(pid).filter(|comm| matches_from_start(name, comm)) {
             messages.note(&format!("process {pid} ({comm}) is left out: {why}"));
         }

@@ -14,7 +14,9 @@ use test_support::{
 };
 
 use crate::observers::rest;
-use crate::support::{Directory, image, is_observed, run, run_command, states};
+use crate::support::{
+    Directory, command, image, is_observed, run, run_command, started_by, states,
+};
 
 /// Asserts that `info` and `attach` of `pid` fail alike, with `why` and `hint`.
 #[track_caller]
@@ -279,4 +281,25 @@ fn commands_on_undumpable_processes_suggest_sudo() {
             }
         }
     }
+}
+
+#[test]
+fn process_that_cannot_be_read_is_named() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let start = format!("{} ", target.pid());
+    let limits = 3..40;
+    let (mut listed, mut named) = (0, 0);
+    for limit in limits.clone() {
+        let starter = format!("prlimit --nofile={limit}");
+        let ps = run_command(&mut started_by(&starter, &command(["ps"])));
+        if ps.code != Some(0) {
+            continue;
+        }
+        let is_listed = ps.stdout.lines().any(|line| line.starts_with(&start));
+        let is_named = ps.stderr.contains("not listed: process");
+        assert!(is_listed || is_named, "{limit}: {ps:?}");
+        listed += usize::from(is_listed);
+        named += usize::from(is_named);
+    }
+    assert!(listed > 0 && named > 0, "{listed} {named}");
 }

@@ -454,19 +454,20 @@ fn error_translated(process: &Process, translator: &'static str) -> Error {
 /// Returns the error for a process in which no probe was found, in view of the files that could not be
 /// read.
 fn error_without_probes(mut unreadable: Vec<UnreadableObject>, mut no_probes: Error) -> Error {
-    // That a file has notes that cannot be used says more than "no probes".
-    let damaged = unreadable.iter().position(|one| {
-        matches!(
+    // That a file has notes that cannot be used, or could not be read this time, says more than "no probes".
+    let position = unreadable.iter().position(|one| {
+        let is_damaged = matches!(
             one.why.kind(),
             ErrorKind::File(
                 FileError::MalformedNote(_)
                     | FileError::WrongNote { .. }
                     | FileError::UnknownLayout { .. }
             )
-        )
+        );
+        is_damaged || one.why.is_failed_call()
     });
-    let damaged = damaged.map(|index| unreadable.swap_remove(index));
-    if let Some(why) = damaged.and_then(|one| Arc::into_inner(one.why)) {
+    let found = position.map(|index| unreadable.swap_remove(index));
+    if let Some(why) = found.and_then(|one| Arc::into_inner(one.why)) {
         return why;
     }
     if let ErrorKind::Probe(ProbeError::NoProbes {
