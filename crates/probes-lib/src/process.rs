@@ -235,6 +235,14 @@ impl Process {
         Ok(ThreadList(Dir::from_fd(OwnedFd::from(file))?))
     }
 
+    /// Returns the children of its first thread, which has all those that exited threads have started.
+    pub(crate) fn children(&self) -> io::Result<Vec<i32>> {
+        let pids = self.read(&format!("task/{}/children", self.pid))?;
+        let pids = String::from_utf8_lossy(&pids);
+        let pids = pids.split_ascii_whitespace().map(str::parse);
+        Ok(pids.filter_map(|pid: Result<i32, _>| pid.ok()).collect())
+    }
+
     /// Returns whether the thread has begun to exit, so that the kernel refuses to trace it.
     pub(crate) fn is_exiting(&self, tid: i32) -> bool {
         self.is_exiting_in(&format!("task/{tid}"))

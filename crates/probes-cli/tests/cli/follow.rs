@@ -14,7 +14,7 @@ use test_support::process::{self, status};
 use test_support::{Guard, Talker, as_nobody, eventually, fixture, fixture_forms, program_forms};
 
 use crate::count::{end, observing};
-use crate::support::{Directory, command, is_observed, object, run, states};
+use crate::support::{Directory, command, is_observed, object, run, started_by, states};
 
 const ON: &str = "ping enabled\npong enabled\n";
 const OFF: &str = "ping disabled\npong disabled\n";
@@ -1156,5 +1156,54 @@ fn signal_handler_returns_into_the_loader_hook() {
         following.end();
         assert_left_alone(pid);
         quit(talker);
+    }
+}
+
+#[test]
+fn child_that_cannot_be_opened_is_reported_and_left_alone() {
+    const CHILDREN: usize = 30;
+    for file in fixture_forms("forker") {
+        let mut talker = Talker::start(&file);
+        // Enough for the process itself, and too few for all its children.
+        let attach = command(["attach", "-follow", "-v", "-enable-all", "-pid"]);
+        let mut tool = started_by("prlimit --nofile=30", &attach);
+        tool.arg(talker.pid().to_string()).stderr(Stdio::piped());
+        let mut following = Following::started(&mut tool, talker.pid());
+        let stderr = following.0.guard().child().stderr.take().unwrap();
+        let said = std::thread::spawn(move || {
+            let mut said = String::new();
+            BufReader::new(stderr).read_to_string(&mut said).unwrap();
+            said
+        });
+        // Each starts the next one.
+        let mut pids = vec![talker.pid()];
+        for _ in 0..CHILDREN {
+            talker.ask("child", "child");
+            let children = process::children(pids[pids.len() - 1]);
+            pids.push(children[0]);
+        }
+        kill(Pid::from_raw(following.0.pid()), Signal::SIGTERM).unwrap();
+        // Some were not followed.
+        assert_eq!(following.0.guard().wait().code(), Some(1));
+        let said = said.join().unwrap();
+        let is_followed = |pid: &i32| said.contains(&format!(" started process {pid}\n"));
+        // What the first one starts that could not be opened is not followed.
+        let refused = pids[1..].iter().position(|pid| !is_followed(pid)).unwrap();
+        assert!(refused > 0, "{said}");
+        let error = said
+            .lines()
+            .find(|line| line.contains("Too many open files"));
+        let pid = pids[refused + 1].to_string();
+        assert!(
+            error.is_some_and(|error| error.contains(&pid)),
+            "{pid}: {said}"
+        );
+        pids.iter().for_each(|&pid| assert_left_alone(pid));
+        // Each waits for the next one, and the last one reads the lines.
+        talker.hits();
+        eventually("all of them wait", || {
+            let mut states = pids.iter().map(|&pid| process::state(pid));
+            states.all(|state| state == Some('S')).then_some(())
+        });
     }
 }

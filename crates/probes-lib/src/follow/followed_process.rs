@@ -55,9 +55,16 @@ impl FollowedProcess {
 
     /// Returns a process that was just forked. It is to be detached from if `parent` is, or if `parent`
     /// is `None` because it was detached from before the fork was seen.
-    pub(super) fn forked(process: Process, parent: Option<&FollowedProcess>) -> FollowedProcess {
-        let mut forked = FollowedProcess::of(process);
-        forked.hook = forked.inherited_hook(parent.and_then(|parent| parent.hook.as_ref()));
+    ///
+    /// # Errors
+    ///
+    /// See [`FollowedProcess::with_inherited_hook`].
+    pub(super) fn forked(
+        process: Process,
+        parent: Option<&FollowedProcess>,
+        hooks: &[LoaderHook],
+    ) -> Result<FollowedProcess> {
+        let mut forked = FollowedProcess::with_inherited_hook(process, hooks)?;
         match parent {
             Some(parent) => {
                 forked.known = parent.known.clone();
@@ -68,7 +75,30 @@ impl FollowedProcess {
             }
             None => forked.is_to_be_detached = true,
         }
-        forked
+        Ok(forked)
+    }
+
+    /// Returns a process that was forked. Its hook is the one that the fork has copied with the memory: the first of `hooks`
+    /// that the memory contains, else the one that is found there, if any.
+    ///
+    /// # Errors
+    ///
+    /// If its memory cannot be opened, although we may open it.
+    pub(super) fn with_inherited_hook(
+        process: Process,
+        hooks: &[LoaderHook],
+    ) -> Result<FollowedProcess> {
+        let mut forked = FollowedProcess::of(process);
+        let memory = match forked.memory() {
+            // It may be opened again once it has executed a program.
+            Err(error) if error.denial().is_some() => return Ok(forked),
+            memory => memory?,
+        };
+        forked.hook = match hooks.iter().find(|hook| hook.is_in(&memory)) {
+            Some(hook) => Some(hook.clone()),
+            None => LoaderHook::find_stale(&forked.process, &memory),
+        };
+        Ok(forked)
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -81,16 +111,6 @@ impl FollowedProcess {
 
     pub(super) fn resolve(&self, actions: &Actions) -> Result<ResolvedActions> {
         ResolvedActions::of(&self.process, self.files.clone(), actions)
-    }
-
-    /// Returns the hook that the fork has copied with the memory: the parent's hook if the memory
-    /// contains that one, else the hook that is found in the memory, if any.
-    fn inherited_hook(&self, of_parent: Option<&LoaderHook>) -> Option<LoaderHook> {
-        let memory = self.memory().ok()?;
-        match of_parent.filter(|hook| hook.is_in(&memory)) {
-            Some(hook) => Some(hook.clone()),
-            None => LoaderHook::find_stale(&self.process, &memory),
-        }
     }
 
     pub(super) fn memory(&self) -> Result<ProcessMemory> {

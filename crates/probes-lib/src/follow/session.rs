@@ -10,6 +10,8 @@
 //! The probes of each object are set once where it is loaded. What others do to them later stays.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::io;
 use std::time::{Duration, Instant};
 
 use super::channel::EventSender;
@@ -21,6 +23,7 @@ use crate::process::image::Image;
 use crate::process::object::Object;
 use crate::process::{Process, denial};
 use crate::select::{Actions, choose_present};
+use crate::sys::kcmp;
 use crate::target::Target;
 use crate::trace::lender::Lender;
 use crate::trace::stop::waits_for_processor;
@@ -48,10 +51,20 @@ const STOP_LIMIT: Duration = Duration::from_millis(100);
 /// Without its probes set, the new code would run unseen.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
+/// How many files are kept open to be closed when processes are to be detached from, which needs some: all that may be
+/// open may be in use by then, one for each process that is followed.
+const SPARE_FILES: usize = 12;
+
+/// How many processes that could not be opened are opened at a time, with spare files: some are left to detach from them.
+const OPENED_AT_A_TIME: usize = 4;
+
 /// Processes that are followed, and what is to be done to their probes.
 pub(crate) struct FollowSession<'f> {
     tracees: TraceeSet<'f>,
     processes: HashMap<i32, FollowedProcess>,
+    /// Forked processes that could not be opened: they are detached from once they can be.
+    unopened: HashMap<i32, Unopened>,
+    spare_files: Vec<File>,
     /// Other tools, to which processes are lent.
     lender: Lender,
     actions: &'f Actions,
@@ -76,6 +89,8 @@ impl<'f> FollowSession<'f> {
         let session = FollowSession {
             tracees: TraceeSet::new(tracer),
             processes: HashMap::new(),
+            unopened: HashMap::new(),
+            spare_files: spare_files(),
             lender: Lender::new(),
             actions,
             options,
@@ -235,7 +250,7 @@ impl<'f> FollowSession<'f> {
                 self.lender.serve(&mut self.tracees);
             }
             if Instant::now() >= next_try {
-                self.detach_pending();
+                self.detach_pending(end.is_some());
                 // Threads that are in the hook need a moment to leave it.
                 next_try = Instant::now() + DETACH_INTERVAL;
             }
@@ -247,6 +262,7 @@ impl<'f> FollowSession<'f> {
                 end = Some(Instant::now() + DETACH_LIMIT);
                 // From now on, other tools wait until the processes are detached, instead of borrowing them.
                 self.lender.close();
+                self.spare_files.clear();
                 self.processes
                     .values_mut()
                     .for_each(FollowedProcess::prepare_to_detach);
@@ -266,6 +282,7 @@ impl<'f> FollowSession<'f> {
             }
             TraceEvent::Starved { pid } => self.starved(pid),
             TraceEvent::Exited { pid } => {
+                self.unopened.remove(&pid);
                 let followed = self.processes.remove(&pid);
                 if followed.is_some_and(|followed| !followed.is_to_be_detached) {
                     self.send(FollowEvent::Exited { pid });
@@ -275,14 +292,22 @@ impl<'f> FollowSession<'f> {
     }
 
     fn forked(&mut self, parent: i32, pid: i32) {
-        if self.processes.contains_key(&pid) {
+        // Its own stop and that of its parent both say so.
+        if self.processes.contains_key(&pid) || self.unopened.contains_key(&pid) {
             return;
         }
-        let process = match Process::open(pid) {
-            Ok(process) => process,
-            Err(error) => return self.cannot_follow(pid, error),
+        let parent = match parent {
+            0 => parent_of(pid),
+            parent => parent,
         };
-        let mut followed = FollowedProcess::forked(process, self.processes.get(&parent));
+        let of_parent = self.processes.get(&parent);
+        let hooks = self.hooks_after_fork(parent);
+        let opened = Process::open(pid);
+        let mut followed =
+            match opened.and_then(|it| FollowedProcess::forked(it, of_parent, &hooks)) {
+                Ok(followed) => followed,
+                Err(error) => return self.cannot_follow(parent, pid, hooks, error),
+            };
         self.tracees
             .set_hook(pid, followed.hook.as_ref().map(LoaderHook::range));
         if followed.is_to_be_detached {
@@ -293,6 +318,21 @@ impl<'f> FollowSession<'f> {
             self.send(FollowEvent::Forked { parent, pid });
         }
         self.processes.insert(pid, followed);
+    }
+
+    /// Returns the hooks that a process may have inherited from `parent`: if that is not followed, from any process.
+    fn hooks_after_fork(&self, parent: i32) -> Vec<LoaderHook> {
+        match self.processes.get(&parent) {
+            Some(parent) => parent.hook.iter().cloned().collect(),
+            None => {
+                let followed = self.processes.values().filter_map(|it| it.hook.clone());
+                let unopened = self.unopened.values().flat_map(|it| it.hooks.clone());
+                let mut hooks: Vec<LoaderHook> = followed.chain(unopened).collect();
+                hooks.sort_by_key(|hook| hook.range().start);
+                hooks.dedup_by_key(|hook| hook.range().start);
+                hooks
+            }
+        }
     }
 
     /// Marks a process to be detached from, so that it can run on. Also marks those that it was forked
@@ -311,6 +351,7 @@ impl<'f> FollowSession<'f> {
 
     /// Sets the probes of the program that a process has executed, and resumes it.
     fn executed(&mut self, pid: i32) {
+        self.unopened.remove(&pid);
         let process = match Process::open(pid) {
             Ok(process) => process,
             // Its exit is an event of its own.
@@ -445,13 +486,60 @@ impl<'f> FollowSession<'f> {
         self.events.send(event);
     }
 
-    /// Reports that a process cannot be followed, for example because too many files are open. If it was
-    /// killed, nothing is reported here: the exit of a process that was followed is an event of its own.
-    fn cannot_follow(&mut self, pid: i32, error: Error) {
-        if !is_not_found(&error) {
-            self.processes.remove(&pid);
-            self.tracees.give_up(pid);
-            self.failed(pid, error);
+    /// Reports that a process which was just forked cannot be followed, for example because too many files are open. If
+    /// it was killed, nothing is reported here: the exit of a process that was followed is an event of its own.
+    fn cannot_follow(&mut self, parent: i32, pid: i32, hooks: Vec<LoaderHook>, error: Error) {
+        if error.is_gone() {
+            return;
+        }
+        // While it may share the memory of its parent, its hook is the parent's.
+        let may_share = |other: &i32| kcmp::shares_memory(*other, pid).unwrap_or(true);
+        let parent = if parent == 0 {
+            self.processes.keys().copied().find(may_share)
+        } else {
+            Some(parent).filter(may_share)
+        };
+        let parent = parent.unwrap_or_default();
+        self.unopened.insert(pid, Unopened { parent, hooks });
+        self.failed(pid, error);
+    }
+
+    /// Detaches from each process for which this is possible now: those that are marked for it, and those that could not
+    /// be opened.
+    fn detach_pending(&mut self, is_ending: bool) {
+        let is_marked = |followed: &FollowedProcess| followed.is_to_be_detached;
+        if self.unopened.is_empty() && !self.processes.values().any(is_marked) {
+            return;
+        }
+        self.spare_files.clear();
+        self.open_unopened();
+        self.detach_marked();
+        if !is_ending {
+            self.spare_files = spare_files();
+        }
+    }
+
+    /// Marks some of the processes that could not be opened, and can be now, to be detached from.
+    fn open_unopened(&mut self) {
+        let pids = self.unopened.keys().copied().take(OPENED_AT_A_TIME);
+        for pid in pids.collect::<Vec<i32>>() {
+            let Some(unopened) = self.unopened.remove(&pid) else {
+                continue;
+            };
+            let opened = Process::open(pid);
+            let hooks = &unopened.hooks;
+            match opened.and_then(|it| FollowedProcess::with_inherited_hook(it, hooks)) {
+                Ok(mut followed) => {
+                    self.tracees
+                        .set_hook(pid, followed.hook.as_ref().map(LoaderHook::range));
+                    followed.parent = unopened.parent;
+                    followed.prepare_to_detach();
+                    self.processes.insert(pid, followed);
+                }
+                // Its exit is an event of its own.
+                Err(error) if error.is_gone() => {}
+                Err(_) => drop(self.unopened.insert(pid, unopened)),
+            }
         }
     }
 
@@ -460,7 +548,7 @@ impl<'f> FollowSession<'f> {
     }
 
     /// Detaches from each process that is marked for it and from which this is possible now.
-    fn detach_pending(&mut self) {
+    fn detach_marked(&mut self) {
         // After vfork(2), a child shares the memory of its parent, and the parent may be in the hook.
         // So the parent is detached from first.
         let can_detach = |followed: &&FollowedProcess| {
@@ -507,6 +595,17 @@ impl<'f> FollowSession<'f> {
     }
 }
 
+/// Returns the parent of a process; 0 if that cannot be found out.
+fn parent_of(pid: i32) -> i32 {
+    let status = Process::open(pid).ok().and_then(|it| it.status().ok());
+    status.map_or(0, |status| status.ppid)
+}
+
+fn spare_files() -> Vec<File> {
+    let files = (0..SPARE_FILES).map(|_| File::open("/proc"));
+    files.map_while(io::Result::ok).collect()
+}
+
 fn is_not_found(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Process(ProcessError::NotFound))
 }
@@ -516,6 +615,14 @@ fn is_not_found(error: &Error) -> bool {
 fn is_job_stopped(pid: i32) -> bool {
     let status = Process::open(pid).ok().and_then(|it| it.status().ok());
     status.is_none_or(|status| status.state == 'T')
+}
+
+/// A forked process that could not be opened.
+struct Unopened {
+    /// The process whose memory it may share, or 0.
+    parent: i32,
+    /// Those that it may have inherited.
+    hooks: Vec<LoaderHook>,
 }
 
 /// At which moment the new objects of a process are handled.

@@ -207,6 +207,14 @@ pub(crate) fn pass_on(pid: i32, signal: &ReceivedSignal) -> Result<(), Errno> {
     Errno::result(result).map(drop)
 }
 
+/// Returns whether `tid` is a thread of the process `pid`. Opens no file.
+pub(crate) fn is_thread_of(pid: i32, tid: i32) -> bool {
+    // SAFETY: takes no pointer, and sends nothing: "If sig is 0, then no signal is sent" (kill(2)).
+    let sent = unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, 0) };
+    // If we may not send it a signal, it is there.
+    !matches!(Errno::result(sent), Err(Errno::ESRCH | Errno::EINVAL))
+}
+
 /// Waits up to `limit` for a SIGCHLD, which has to be blocked; returns whether one came.
 pub(crate) fn take_sigchld(limit: Duration) -> bool {
     let timeout = libc::timespec {

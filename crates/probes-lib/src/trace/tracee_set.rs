@@ -26,6 +26,7 @@ use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::sys::ptrace::{self, TraceScope, TraceeState};
+use crate::sys::signals;
 use crate::trace::starvation::StarvedThreads;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
@@ -69,6 +70,8 @@ pub(crate) struct TraceeSet<'t> {
     given_up_tids: HashSet<i32>,
     /// Exited children of our own process, which it may want to wait for.
     unreaped: HashSet<i32>,
+    /// Those of which it could not be found out whose children they are.
+    undecided: HashSet<i32>,
     starved: StarvedThreads,
 }
 
@@ -76,11 +79,8 @@ pub(crate) struct TraceeSet<'t> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TraceEvent {
     /// It has been started by `parent`.
-    Forked {
-        /// 0 if unknown.
-        parent: i32,
-        pid: i32,
-    },
+    /// `parent` is 0 if it could not be found out.
+    Forked { parent: i32, pid: i32 },
     /// It has executed a program, and is stopped before its first instruction.
     Executed { pid: i32 },
     /// Its thread `tid` is stopped in the loader hook.
@@ -103,6 +103,7 @@ impl<'t> TraceeSet<'t> {
             given_up: HashMap::new(),
             given_up_tids: HashSet::new(),
             unreaped: HashSet::new(),
+            undecided: HashSet::new(),
             starved: StarvedThreads::default(),
         }
     }
@@ -273,6 +274,7 @@ impl<'t> TraceeSet<'t> {
     /// that the event reports as stopped. Returns `None` after `end`, even if there are more
     /// events: otherwise it might never return `None` for busy processes.
     pub(crate) fn next(&mut self, end: Instant) -> Option<TraceEvent> {
+        self.reap_undecided();
         while Instant::now() < end {
             let tid = self.next_stopped()?;
             let event = self.handle(tid);
@@ -302,12 +304,15 @@ impl<'t> TraceeSet<'t> {
             }
             TraceeState::GroupStopped => ptrace::listen(tid),
             TraceeState::EventStopped => {
-                let event = self.register(tid);
+                let event = self.register(tid, None);
                 ptrace::resume(tid, 0);
                 return event;
             }
             TraceeState::Cloned(child) => return self.cloned(pid, tid, child),
             TraceeState::Executed => {
+                if let Some(event) = self.register_child(tid) {
+                    return Some(event);
+                }
                 // The other threads have exited, and the one that called execve has this tid now.
                 self.forget(tid);
                 self.threads.insert(tid, tid);
@@ -335,7 +340,7 @@ impl<'t> TraceeSet<'t> {
         self.threads.remove(&child);
         // The child may have been detached already, if thread `tid` was slow to stop.
         let is_traced = ptrace::peek_state(child) != TraceeState::Gone;
-        let event = is_traced.then(|| self.register(child)).flatten();
+        let event = is_traced.then(|| self.register(child, pid)).flatten();
         ptrace::resume(tid, 0);
         event
     }
@@ -387,17 +392,50 @@ impl<'t> TraceeSet<'t> {
         })
     }
 
-    /// Adds a thread that is new; returns an event if its process is, too.
-    fn register(&mut self, tid: i32) -> Option<TraceEvent> {
+    /// Adds a thread that is new; returns an event if its process is, too. `creator` is the process that has started it,
+    /// if known.
+    fn register(&mut self, tid: i32, creator: Option<i32>) -> Option<TraceEvent> {
         if self.threads.contains_key(&tid) {
             return None;
         }
-        // If it has been killed, that is reported separately.
-        let status = Process::open(tid).ok()?.status().ok()?;
-        self.threads.insert(tid, status.tgid);
-        (status.tgid == tid).then_some(TraceEvent::Forked {
-            parent: status.ppid,
-            pid: tid,
+        let status = Process::open(tid).and_then(|process| {
+            let status = process.status();
+            status.map_err(|source| process.exited_or(source))
+        });
+        let (pid, parent) = match status {
+            Ok(status) => (status.tgid, status.ppid),
+            // It has been killed, which is reported separately.
+            Err(error) if error.is_gone() => return None,
+            // For example because too many files are open.
+            Err(_) => (self.process_of_new(tid)?, creator.unwrap_or_default()),
+        };
+        self.threads.insert(tid, pid);
+        (pid == tid).then_some(TraceEvent::Forked { parent, pid: tid })
+    }
+
+    /// Returns the process of a thread that is not in the set, without opening a file.
+    fn process_of_new(&self, tid: i32) -> Option<i32> {
+        let known = self.threads.values().copied();
+        let mut pids = std::iter::once(tid).chain(known);
+        pids.find(|&pid| signals::is_thread_of(pid, tid))
+    }
+
+    /// Adds a child of a process that has executed a program, if there is one that is not in the set: another thread has
+    /// started it, and was ended by the execve before that could be reported. To be called before the execve is reported:
+    /// the child has the memory of the program before.
+    fn register_child(&mut self, pid: i32) -> Option<TraceEvent> {
+        if !self.has(pid) {
+            return None;
+        }
+        let children = Process::open(pid).ok()?.children().ok()?;
+        children.into_iter().find_map(|child| {
+            let is_known = self.threads.contains_key(&child) || self.unreaped.contains(&child);
+            let is_new = !is_known && !self.is_given_up(child);
+            if is_new && ptrace::peek_state(child) != TraceeState::Gone {
+                self.register(child, Some(pid))
+            } else {
+                None
+            }
         })
     }
 
@@ -430,21 +468,37 @@ impl<'t> TraceeSet<'t> {
             }
         }
         // It may be in a group-stop.
-        let _ = self.register(tid);
+        let _ = self.register(tid, None);
     }
 
     /// Reaps a thread that has exited; its real parent is notified only then. A child of our own
     /// process is not reaped: our process may wait for it.
     fn reap(&mut self, tid: i32) {
-        let is_own = || {
-            let status = Process::open(tid).map(|process| process.status());
-            let own = std::process::id() as i32;
-            matches!(status, Ok(Ok(status)) if status.ppid == own && status.tgid == tid)
-        };
-        if is_own() {
-            self.unreaped.insert(tid);
-        } else {
-            ptrace::reap(tid);
+        let status = Process::open(tid).and_then(|process| {
+            let status = process.status();
+            status.map_err(|source| process.exited_or(source))
+        });
+        let own = std::process::id() as i32;
+        match status {
+            Ok(status) if status.ppid == own && status.tgid == tid => {
+                self.unreaped.insert(tid);
+            }
+            // For example because too many files are open: decided later.
+            Err(error) if !error.is_gone() => {
+                self.unreaped.insert(tid);
+                self.undecided.insert(tid);
+            }
+            _ => ptrace::reap(tid),
+        }
+    }
+
+    /// Reaps threads of which it could not be found out, when they exited, whether they are children of our own process.
+    fn reap_undecided(&mut self) {
+        for tid in std::mem::take(&mut self.undecided) {
+            self.unreaped.remove(&tid);
+            if ptrace::peek_state(tid) == TraceeState::Exited {
+                self.reap(tid);
+            }
         }
     }
 }
@@ -478,3 +532,6 @@ fn resume_unless_it_reports(tid: i32) {
         | TraceeState::Gone => {}
     }
 }
+
+#[cfg(test)]
+mod tests;
