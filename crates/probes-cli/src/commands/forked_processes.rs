@@ -29,8 +29,8 @@ pub(super) struct ForkedProcesses {
     observed_separately: HashSet<i32>,
     /// Forked processes whose hits are recorded by the observation of another process.
     recorded: Vec<ForkedProcess>,
-    /// The pids of observed processes that have exited, and whose forked processes were looked for since.
-    exited: HashSet<i32>,
+    /// The indices of observed processes that have exited, and whose forked processes were looked for since.
+    exited: HashSet<usize>,
     /// When to look for forked processes again; `None` before the first time.
     next: Option<Instant>,
 }
@@ -79,17 +79,17 @@ impl ForkedProcesses {
         let is_first = self.next.is_none();
         let known = std::mem::take(&mut self.recorded);
         let are_known: HashSet<i32> = known.iter().map(|it| it.pid).collect();
-        let given = observed.iter().map(|it| it.target.pid());
-        let mut skipped: HashSet<i32> = self
-            .observed_separately
-            .iter()
-            .copied()
-            .chain(given)
+        // The kernel may have given the pid of one that has exited to another, which may be observed, too.
+        let pids = |have_exited: bool| {
+            let those = observed
+                .iter()
+                .filter(move |it| it.has_exited() == have_exited);
+            those.map(|it| it.target.pid())
+        };
+        let free: HashSet<i32> = pids(true).collect();
+        let mut skipped: HashSet<i32> = (self.observed_separately.difference(&free).copied())
+            .chain(pids(false))
             .collect();
-        for process in observed.iter().filter(|it| it.has_exited()) {
-            // The kernel may give its pid to another process.
-            skipped.remove(&process.target.pid());
-        }
         let mut found = Vec::new();
         // Includes processes whose own parent has exited, as a daemon's has. What an observed process that has exited
         // has recorded is not read any more.
@@ -106,10 +106,9 @@ impl ForkedProcesses {
         }
         let mut seen = are_known;
         for (index, process) in observed.iter().enumerate() {
-            let pid = process.target.pid();
             let forked = if !process.has_ended {
                 process.target.forked_descendants()
-            } else if process.has_exited() && self.exited.insert(pid) {
+            } else if process.has_exited() && self.exited.insert(index) {
                 process.observer.recorded_forked()
             } else {
                 continue;

@@ -1,5 +1,6 @@
 //! `-follow` of the commands that observe: also the processes that are forked.
 
+use std::fs;
 use std::thread;
 
 use nix::sys::signal::{Signal, kill};
@@ -200,6 +201,40 @@ fn children_of_a_killed_parent_are_observed() {
         assert!(!is_observed(child));
         target.send("quit");
     }
+}
+
+#[test]
+fn child_with_a_reused_pid_is_observed() {
+    let [file, _] = fixture_forms("forker");
+    let mut target = Talker::start(&file);
+    let flags = "-follow -pair ping,pong -interval 20ms";
+    let mut tool = observing("latency", flags, target.pid());
+    let pid = fork(&mut target);
+    tool.expect_said(&format!("{pid}: stopped "));
+    target.ask("quit", "forked");
+    let mut is_reused = false;
+    for _ in 0..1000 {
+        // Others cannot choose pids: it is enough that root does.
+        if fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).is_err() {
+            return;
+        }
+        // Another process may have taken it.
+        is_reused = fork(&mut target) == pid;
+        if is_reused {
+            break;
+        }
+        target.ask("quit", "forked");
+    }
+    assert!(is_reused);
+    tool.expect_said(&format!("{pid}: stopped "));
+    // Children are looked for several times from now on.
+    let seconds = |line: &str| line.split(' ').next().unwrap().parse::<f64>().unwrap();
+    let begun = seconds(&tool.line().unwrap());
+    while seconds(&tool.line().unwrap()) < begun + 2.0 {}
+    let (_, said) = answer(tool);
+    assert!(!said.contains("already observed"), "{said}");
+    assert!(!is_observed(pid));
+    target.ask("quit", "forked");
 }
 
 // promise: Observations: With -follow, a daemon, whose parent has exited, is counted and restored like a child (2 × 2)
