@@ -53,8 +53,12 @@ pub(crate) enum Failure {
     NotRemoved(i32, Error),
     /// A file that was to be written cannot be.
     WriteFile(PathBuf, io::Error),
-    /// A program that was started has written no runtime events: what the user can do.
-    NoRuntimeEvents { program: PathBuf, hint: String },
+    /// A program that was started has written no runtime events.
+    NoRuntimeEvents {
+        program: PathBuf,
+        /// What the user can do.
+        hint: String,
+    },
     /// A file could not be written to its end: how many bytes of it were.
     CutFile(PathBuf, u64, io::Error),
     /// A file could not be written, and is as it was before.

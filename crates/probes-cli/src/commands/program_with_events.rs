@@ -72,7 +72,10 @@ fn make_directory() -> io::Result<PathBuf> {
     let temporary = std::path::absolute(env::temp_dir())?;
     let directory = mkdtemp(&temporary.join("ocaml-probes-gc.XXXXXX"))?;
     if geteuid().is_root() {
-        fs::set_permissions(&directory, Permissions::from_mode(ENTERED_AND_WRITTEN_BY_ALL))?;
+        fs::set_permissions(
+            &directory,
+            Permissions::from_mode(ENTERED_AND_WRITTEN_BY_ALL),
+        )?;
     }
     Ok(directory)
 }
