@@ -6,6 +6,7 @@ use test_support::{Scratch, Talker, eventually, fixture_forms, program, program_
 
 use crate::count_functions::{counting, function};
 use crate::support::{is_observed, object, run};
+use crate::trace_observe::trace;
 
 /// Hits, name and untyped hits of each plain line.
 fn counted(plain: &str) -> Vec<(u64, &str, u64)> {
@@ -72,6 +73,25 @@ fn expressions_choose_the_hits_of_probes() {
         }
         assert!(!is_observed(pid));
         target.ask("hit 1", "done");
+    }
+}
+
+#[test]
+fn untyped_hits_alone_are_reported_by_stack_too() {
+    let file = program("shown");
+    let why = "no result, and 1 hit is untyped: an argument does not have the type";
+    let mut target = Talker::start(&file);
+    let tool = counting("-probe ints -where len(arg0)==1 -by stack", target.pid());
+    target.ask("hit 1", "done");
+    let said = tool.end().stderr;
+    assert!(said.contains(why), "{said}");
+    let said = trace(&file, "-hist ints -of len(arg0)", "hit 1\n").stderr;
+    assert!(said.contains(why), "{said}");
+    let filter = "-fn Calls.deep -where len(arg0)==1";
+    for flags in ["-count", "-count -by arg0"] {
+        let said = trace(&program("calls"), &format!("{flags} {filter}"), "run 1 5\n").stderr;
+        let why = why.replace("1 hit is", "20 hits are");
+        assert!(said.contains(&why), "{flags}: {said}");
     }
 }
 

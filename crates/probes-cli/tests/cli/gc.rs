@@ -128,6 +128,31 @@ fn program_without_runtime_of_ocaml_is_refused() {
 }
 
 #[test]
+fn time_ends_although_a_program_writes_no_events() {
+    let scratch = Scratch::new();
+    for subcommand in ["gc", "record -gc -o events.json"] {
+        let line = format!("{subcommand} -for 100ms -prog sh -- -c");
+        let mut tool = command(line.split(' '));
+        tool.current_dir(scratch.path());
+        let said = run_command(tool.arg("sleep 2; echo ended >&2")).stderr;
+        let (before, after) = said.split_once("ended\n").unwrap();
+        let why = "sh has written no runtime events";
+        assert!(before.contains(why) && !after.contains(why), "{said}");
+    }
+}
+
+#[test]
+fn started_program_may_change_user_and_directory() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.file("temporary")).unwrap();
+    let mut tool = command(["gc", "-prog", "sh", "--", "-c"]);
+    tool.current_dir(scratch.path()).env("TMPDIR", "temporary");
+    let said = run_command(tool.arg("cd / && stat -c %a \"$OCAML_RUNTIME_EVENTS_DIR\""));
+    let mode = if geteuid().is_root() { "1733" } else { "700" };
+    assert_eq!(said.stdout, format!("{mode}\n"), "{said:?}");
+}
+
+#[test]
 fn status_of_a_started_program_is_ours() {
     let said = run_command(&mut command(["gc", "-prog", "sh", "--", "-c", "exit 7"]));
     assert_eq!(said.code, Some(7));
@@ -139,6 +164,8 @@ fn status_of_a_started_program_is_ours() {
         said.stderr.contains("hint: only programs of OCaml 5"),
         "{said:?}"
     );
+    // What has just failed is no advice.
+    assert!(!said.stderr.contains("gc -prog"), "{said:?}");
     let failed = run_command(&mut command(["gc", "-prog", "true"]));
     assert_eq!(failed.code, Some(1), "{failed:?}");
     let missing = run("gc -prog /none").failure();

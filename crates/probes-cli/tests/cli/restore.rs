@@ -6,9 +6,11 @@ use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use test_support::{Guard, Talker, eventually, fixture_forms, process, program_forms};
+use test_support::{Guard, Talker, eventually, fixture, fixture_forms, process, program_forms};
 
-use crate::support::{both_forms, command, image, object, poke, probe, run, states};
+use crate::support::{
+    both_forms, command, full_pipe, image, object, poke, probe, rest_of_full_pipe, run, states,
+};
 
 /// A waiting `attach`.
 pub(crate) struct Waiting(Talker);
@@ -196,6 +198,62 @@ fn nothing_is_restored_after_exit_or_exec() {
         assert!(stderr.ends_with(note), "{stderr}");
         assert!(image(target.pid()) == before);
     }
+}
+
+#[test]
+fn unread_answer_keeps_no_change() {
+    for (time, signal) in [("1s", None), ("1h", Some(Signal::SIGTERM))] {
+        let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+        let pid = target.pid();
+        let (reader, writer) = full_pipe();
+        let line = format!("attach -quiet -format plain -enable plain -for {time} -pid {pid}");
+        let mut tool = command(line.split(' '));
+        let mut guard = Guard::spawn(tool.stdout(writer).stderr(Stdio::piped()));
+        drop(tool);
+        let becomes = |state: &str| {
+            eventually(state, || states(pid).contains(state).then_some(()));
+        };
+        becomes("plain enabled");
+        if let Some(signal) = signal {
+            kill(Pid::from_raw(guard.pid()), signal).unwrap();
+        }
+        becomes("plain disabled");
+        let mut errors = guard.child().stderr.take().unwrap();
+        let undone = "plain 1 -> 0, 1 site\n";
+        if signal.is_none() {
+            let answer = format!("plain 0 -> 1, 1 site\n{undone}");
+            assert_eq!(rest_of_full_pipe(reader), answer);
+            assert_eq!(std::io::read_to_string(&mut errors).unwrap(), "");
+        } else {
+            // What was undone goes where it may be read.
+            assert_eq!(std::io::read_to_string(&mut errors).unwrap(), undone);
+            drop(reader);
+        }
+        assert_eq!(guard.wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn restoring_waits_for_no_other_process() {
+    let [busy, free] = both_forms("forker").try_into().unwrap();
+    let flags = format!(
+        "-pid {} -pid {} -enable ping -for 1h -verbose",
+        busy.pid(),
+        free.pid()
+    );
+    let mut waiting = Waiting::start_on(&flags);
+    let tracer = strace(busy.pid());
+    waiting.send(Signal::SIGINT);
+    let mut stderr = BufReader::new(waiting.0.guard().child().stderr.take().unwrap());
+    let mut said = String::new();
+    while !said.contains("trying again: ") {
+        assert!(stderr.read_line(&mut said).unwrap() > 0, "{said}");
+    }
+    assert!(states(free.pid()).contains("ping disabled"));
+    assert!(states(busy.pid()).contains("ping enabled"));
+    drop(tracer);
+    assert!(waiting.0.guard().wait().success());
+    assert!(states(busy.pid()).contains("ping disabled"));
 }
 
 /// Starts strace on a process, and waits until strace traces the process.

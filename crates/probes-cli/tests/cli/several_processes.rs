@@ -1,14 +1,17 @@
 //! Several processes at once: `info` shows those that it can read, and `attach` checks all before
 //! the first is changed.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, process};
 
 use crate::restore::Waiting;
-use crate::support::{both_forms, image, object, run, run_command, states};
+use crate::support::{
+    both_forms, command, full_pipe, image, is_observed, object, rest_of_full_pipe, run,
+    run_command, states,
+};
 
 /// `-pid N` for each.
 fn pids(targets: &[Talker]) -> String {
@@ -17,6 +20,24 @@ fn pids(targets: &[Talker]) -> String {
         .map(|target| format!("-pid {}", target.pid()))
         .collect();
     flags.join(" ")
+}
+
+#[test]
+fn signal_ends_the_preparation_of_several() {
+    let targets = both_forms("gen_ocaml_2");
+    let [first, second] = [&targets[0], &targets[1]].map(Talker::pid);
+    let (reader, stderr) = full_pipe();
+    let line = format!("count -probe plain {}", pids(&targets));
+    let mut tool = command(line.split(' '));
+    let mut guard = Guard::spawn(tool.stdout(Stdio::null()).stderr(stderr));
+    drop(tool);
+    // It waits for a second to say that it observes the first.
+    eventually("the first is observed", || is_observed(first).then_some(()));
+    kill(Pid::from_raw(guard.pid()), Signal::SIGTERM).unwrap();
+    let said = rest_of_full_pipe(reader);
+    assert!(!said.contains(&format!("{second}: stopped ")), "{said}");
+    assert_eq!(guard.wait().code(), Some(0), "{said}");
+    assert!(!is_observed(first) && !is_observed(second));
 }
 
 #[test]

@@ -1,15 +1,22 @@
 //! Output streams: closed pipes, terminals, colours, files, messages as JSON, -quiet and -verbose.
 
 use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 
-use nix::fcntl::OFlag;
-use nix::unistd::pipe2;
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, pipe2};
 use serde_json::Value;
-use test_support::{Guard, Scratch, Talker, fixture, program};
+use test_support::{Guard, Scratch, Talker, eventually, fixture, program};
 
-use crate::support::{Run, command, object, run, run_command, run_on, states};
+use crate::support::{
+    Run, command, full_pipe, is_observed, object, rest_of_full_pipe, run, run_command, run_on,
+    started_by, states,
+};
 
 /// A pipe that no program inherits: its reading end, and its writing end.
 fn pipe() -> (File, File) {
@@ -90,12 +97,109 @@ fn completed_change_is_not_reported_as_failed() {
 }
 
 #[test]
+fn completed_removal_is_not_reported_as_failed() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    crate::count_functions::observing("count", "-probe plain", pid).kill();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let line = format!("observe -clean -quiet -format plain -pid {pid}");
+    let mut tool = command(line.split(' '));
+    let mut guard = Guard::spawn(tool.stdout(full).stderr(Stdio::piped()));
+    assert_eq!(guard.wait().code(), Some(1));
+    let errors = guard.child().stderr.take().unwrap();
+    assert_eq!(
+        std::io::read_to_string(errors).unwrap(),
+        "ocaml-probes: cannot write the output: No space left on device; the observation was removed\n"
+    );
+    assert!(!is_observed(pid));
+}
+
+#[test]
+fn file_that_cannot_be_emptied_ends_the_observation() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let file = memfd_create(c"answer", MFdFlags::MFD_ALLOW_SEALING).unwrap();
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    fs::write(&path, "the last answer").unwrap();
+    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK)).unwrap();
+    let line = format!("count -q -probe plain -for 1h -pid {pid} -o {path}");
+    let mut tool = command(line.split(' '));
+    let mut guard = Guard::spawn(tool.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    assert_eq!(guard.wait().code(), Some(1));
+    let errors = std::io::read_to_string(guard.child().stderr.take().unwrap()).unwrap();
+    let why = "ocaml-probes: cannot write the output: Operation not permitted\n";
+    assert!(errors.ends_with(why), "{errors}");
+    assert!(!is_observed(pid));
+}
+
+#[test]
 fn closed_standard_error_does_not_matter() {
     let (reader, writer) = pipe();
     drop(reader);
     let mut tool = command(["info", "-pid", "0"]);
     let mut guard = Guard::spawn(tool.stdout(Stdio::null()).stderr(writer));
     assert_eq!(guard.wait().code(), Some(2));
+}
+
+#[test]
+fn unread_messages_keep_no_command_from_ending() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let start = |time: &str| {
+        let (reader, stderr) = full_pipe();
+        let line = format!("count -probe plain -for {time} -pid {pid}");
+        let mut tool = command(line.split(' '));
+        let guard = Guard::spawn(tool.stdout(Stdio::null()).stderr(stderr));
+        (guard, reader)
+    };
+    let (mut tool, _reader) = start("10ms");
+    assert_eq!(tool.wait().code(), Some(0));
+    assert!(!is_observed(pid));
+
+    let (mut tool, mut reader) = start("1h");
+    eventually("it has given up to wait for room", || {
+        // ppoll(2): it waits for signals, and for the time to read.
+        let call = fs::read_to_string(format!("/proc/{}/syscall", tool.pid())).unwrap();
+        call.starts_with("271 ").then_some(())
+    });
+    reader.read_exact(&mut [0; 4096]).unwrap();
+    kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+    assert_eq!(tool.wait().code(), Some(0));
+    assert_eq!(
+        rest_of_full_pipe(reader),
+        "1 message was dropped here: standard error was not read\n"
+    );
+}
+
+#[test]
+fn unwritable_standard_output_is_an_error() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let attach = format!("attach -enable plain -pid {}", target.pid());
+    for line in ["version", &attach] {
+        let mut tool = command(line.split(' '));
+        tool.stdout(File::open("/dev/null").unwrap());
+        let mut guard = Guard::spawn(tool.stderr(Stdio::piped()));
+        assert_eq!(guard.wait().code(), Some(1), "{line}");
+        let errors = guard.child().stderr.take().unwrap();
+        assert_eq!(
+            std::io::read_to_string(errors).unwrap(),
+            "ocaml-probes: cannot write the output: Bad file descriptor\n"
+        );
+    }
+    assert!(states(target.pid()).contains("plain disabled"));
+}
+
+#[test]
+fn limit_of_file_size_leaves_no_observation() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let (scratch, pid) = (Scratch::new(), target.pid());
+    let line = format!("count -probe plain -interval 1ms -for 1h -pid {pid} -o");
+    let mut tool = command(line.split(' '));
+    tool.arg(scratch.file("answer"));
+    let run = run_command(&mut started_by("prlimit --fsize=4096", &tool));
+    assert_eq!(run.code, Some(1), "{run:?}");
+    assert!(run.stderr.contains(": File too large"), "{run:?}");
+    assert!(!is_observed(pid));
 }
 
 #[test]
@@ -276,6 +380,25 @@ fn file_has_only_what_the_command_answers() {
     }
 }
 
+#[test]
+fn picture_without_room_keeps_the_old_one() {
+    let target = Talker::start(&fixture("timed.pie"));
+    let scratch = Scratch::new();
+    let picture = scratch.file("picture.svg");
+    fs::write(&picture, "the old picture").unwrap();
+    let line = format!(
+        "latency -q -for 1ms -pair start,stop -pid {} -svg",
+        target.pid()
+    );
+    let mut tool = command(line.split(' '));
+    let run = run_command(&mut started_by("prlimit --fsize=100", tool.arg(&picture)));
+    assert_eq!(run.code, Some(1), "{run:?}");
+    let why = "picture.svg: File too large; the file is as it was before\n";
+    assert!(run.stderr.ends_with(why), "{run:?}");
+    assert_eq!(fs::read_to_string(&picture).unwrap(), "the old picture");
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
+}
+
 // promise: Bad input: `-o` never overwrites the program that is read, nor another file of results (4)
 #[test]
 fn o_overwrites_no_other_file_of_the_command() {
@@ -311,7 +434,31 @@ fn o_overwrites_no_other_file_of_the_command() {
         target.pid()
     );
     refused(&mut command(line.split(' ')), "-svg");
+    let line = line.replace("-o new", "-o ./new");
+    refused(&mut command(line.split(' ')), "-svg");
     assert!(!scratch.file("new").exists());
+    // A program without a slash is looked up in PATH.
+    let in_path = |line: &str| {
+        let mut tool = command(line.split(' '));
+        tool.current_dir(scratch.path()).env("PATH", scratch.path());
+        tool
+    };
+    for subcommand in ["gc", "profile", "trace -wait"] {
+        let line = format!("{subcommand} -prog program -o program");
+        refused(&mut in_path(&line), "-prog");
+    }
+    let named = scratch.copy(&program, "program.json");
+    refused(
+        &mut in_path("record -gc -prog program.json -o program.json"),
+        "-prog",
+    );
+    assert!(fs::read(&named).unwrap() == before);
+    assert!(fs::read(&program).unwrap() == before);
+    for subcommand in ["gc", "trace -wait"] {
+        let line = format!("{subcommand} -prog true -o true");
+        let other = run_command(command(line.split(' ')).current_dir(scratch.path()));
+        assert!(!other.stderr.contains("names the same file"), "{other:?}");
+    }
     // What is no file is overwritten by nothing.
     let line = format!(
         "latency -q -for 1ms -pair start,stop -svg /dev/null -o /dev/null -pid {}",

@@ -1,8 +1,11 @@
 //! Runs `ocaml-probes`, compares with golden files, and reads targets.
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
+use nix::unistd::pipe2;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -227,6 +230,21 @@ pub(crate) fn is_observed(pid: i32) -> bool {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     maps.lines()
         .any(|line| line.contains(" r-xp 00000000 00:00 0") && !line.ends_with(']'))
+}
+
+/// A pipe that no program inherits, and in which there is no room: its reading end, and its writing end.
+pub(crate) fn full_pipe() -> (File, File) {
+    let (reader, writer) = pipe2(OFlag::O_CLOEXEC).unwrap();
+    let size = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    let mut writer = File::from(writer);
+    writer.write_all(&vec![b'.'; size as usize]).unwrap();
+    (reader.into(), writer)
+}
+
+/// Reads what filled a pipe, and what comes after it to the end, which is returned.
+pub(crate) fn rest_of_full_pipe(mut reader: File) -> String {
+    let text = std::io::read_to_string(&mut reader).unwrap();
+    text.trim_start_matches('.').to_owned()
 }
 
 /// What `info` prints in plain format: a line with name and state for each probe.

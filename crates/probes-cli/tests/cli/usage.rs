@@ -1,5 +1,8 @@
 //! Different spellings of the same arguments, and usage errors.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
 use test_support::{Talker, fixture, program};
 
 use crate::support::{command, golden, run, run_command, run_on, states};
@@ -287,4 +290,17 @@ fn missing_arguments_are_a_usage_error() {
         "{}",
         run.stderr
     );
+}
+
+#[test]
+fn argument_that_is_no_text_is_named() {
+    let bad = OsStr::from_bytes(b"a\xffb");
+    for (line, flag) in [("count -pid 7 -fn", "-fn"), ("list -prog x", "GLOBS")] {
+        let run = run_command(command(line.split(' ')).arg(bad));
+        assert_eq!(run.code, Some(2));
+        let why = format!("{flag}: \"a\\255b\" is not valid UTF-8\n");
+        assert!(run.stderr.contains(&why), "{}", run.stderr);
+    }
+    let file = run_command(command(["list", "-prog"]).arg(bad));
+    assert_eq!(file.code, Some(1), "{file:?}");
 }

@@ -2,14 +2,17 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::Value;
-use test_support::{Scratch, Talker, fixture_forms, gdb, program, program_forms};
+use test_support::{
+    Guard, Scratch, Talker, eventually, fixture_forms, gdb, program, program_forms,
+};
 
 use crate::count_functions::observing;
 use crate::hit_stacks::{StackWatch, has_callers, last_stacks};
 use crate::stacks::{addresses, functions, read_when};
-use crate::support::{command, is_observed, object, run, run_command};
+use crate::support::{command, full_pipe, is_observed, object, run, run_command};
 
 // promise: Stacks: The stack of a call of read(2), copied at its entry, is the one that gdb finds while it waits: below OCaml, C, frames
 //    with alloca(3), callbacks, exceptions and signal handlers, in all threads; on a stack of its own (sigaltstack(2)), it is cut, and
@@ -150,6 +153,27 @@ fn hits_by_stack_add_up() {
         }
         assert_eq!(stacks.len(), 8);
     }
+}
+
+#[test]
+fn picture_by_stack_stays_if_nothing_is_read() {
+    let scratch = Scratch::new();
+    let picture = scratch.file("a.svg");
+    fs::write(&picture, "the old picture").unwrap();
+    let mut target = Talker::start(&program("service"));
+    let pid = target.pid();
+    let (reader, stderr) = full_pipe();
+    let line = format!("count -pid {pid} -fn Service.sleep -by stack -svg");
+    let mut tool = command(line.split(' '));
+    tool.arg(&picture).stdout(Stdio::null()).stderr(stderr);
+    let mut tool = Guard::spawn(&mut tool);
+    // It waits for a second to say that it observes, and reads only then.
+    eventually("it observes", || is_observed(pid).then_some(()));
+    target.guard().child().kill().unwrap();
+    target.guard().wait();
+    drop(reader);
+    tool.wait();
+    assert_eq!(fs::read_to_string(&picture).unwrap(), "the old picture");
 }
 
 #[test]
