@@ -17,8 +17,8 @@ In plain format, it prints a line for each process, sorted by pid:
 PROVIDERS are the providers named in the probe notes of the program, and show which compiler built
 it; PROBES is the number of its probes, and ENABLED how many of them are enabled. Processes that you
 have no permission to read are left out; -v says how many, and so does a note if no process is
-listed. A warning names those whose notes of probes are damaged, and those that could not be read, for
-example because too many files were open.";
+listed. A warning names those whose notes of probes are damaged, and those that could not be read,
+for example because too many files were open.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes ps [FLAGS]", after_help = HELP)]

@@ -129,7 +129,7 @@ pub(super) fn of_function(kind: &FunctionError, operand: &CommandTarget) -> Opti
         FunctionError::NoCodeAt { file, near, .. } => {
             format!("give {file}:{}, which has code", near.last()?)
         }
-        FunctionError::TooManyFunctions { .. } => "give globs that match fewer functions".to_owned(),
+        FunctionError::TooManyTimed { .. } => "give globs that match fewer functions".to_owned(),
         FunctionError::NonePossible { refused, is_usdt } => refused_everywhere(refused, *is_usdt, &list),
         _ => return None,
     };

@@ -1160,7 +1160,7 @@ fn signal_handler_returns_into_the_loader_hook() {
 }
 
 #[test]
-fn child_that_cannot_be_opened_is_reported_and_left_alone() {
+fn children_that_cannot_be_opened_are_reported() {
     const CHILDREN: usize = 30;
     for file in fixture_forms("forker") {
         let mut talker = Talker::start(&file);

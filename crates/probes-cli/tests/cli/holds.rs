@@ -547,7 +547,7 @@ fn hold_of_what_another_disabled_is_kept() {
 }
 
 #[test]
-fn killed_holder_is_settled_once_files_can_be_opened() {
+fn killed_holder_is_settled_once_files_open() {
     for target in both_forms("gen_ocaml_2") {
         let pid = target.pid();
         // As if it was killed before it could record that it had changed the counter.

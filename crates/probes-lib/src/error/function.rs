@@ -92,7 +92,7 @@ pub enum FunctionError {
     },
     /// More functions than can be timed, or watched, together.
     #[error("{given} functions match, and {most} can be timed or watched at once")]
-    TooManyFunctions {
+    TooManyTimed {
         /// How many were asked for.
         given: usize,
         /// How many are possible.
@@ -215,7 +215,7 @@ impl FunctionError {
             | FunctionError::NoCodeAt { .. }
             | FunctionError::NonePossible { .. }
             | FunctionError::NeedsOcaml5 { .. }
-            | FunctionError::TooManyFunctions { .. } => format!("{file}: {self}"),
+            | FunctionError::TooManyTimed { .. } => format!("{file}: {self}"),
         }
     }
 }

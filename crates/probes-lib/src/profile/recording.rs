@@ -30,10 +30,10 @@ const WAIT_PAUSE: u32 = 39;
 impl Profiler {
     /// Begins anew, and has the kernel record each wait, so that the times of waits are exact: with its stack if
     /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
-    /// [`Profile::waits`] says why. Ends [`distinguish_collections`](Self::distinguish_collections).
+    /// [`Profile::waits`](crate::Profile::waits) says why. Ends [`distinguish_collections`](Self::distinguish_collections).
     ///
     /// With `hz`, from 1 to 10,000, the kernel samples the threads that run, too, so many times in each second that they run, if it permits
-    /// that. Then nothing is stopped, and [`Profile::running`] says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
+    /// that. Then nothing is stopped, and [`Profile::running`](crate::Profile::running) says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
     /// live: a sample has the bytes of one stack, and they have two. The kernel's samples are the answer only if stops come too late for
     /// more than a twentieth of the running time, as the process waits often.
     ///

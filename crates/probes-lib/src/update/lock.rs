@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_change_it_cannot_lock_leaderless_process() {
+    fn outsiders_cannot_lock_leaderless_process() {
         let talker = Talker::start(&fixture("zombie_leader.pie"));
         let process = Process::open(talker.pid()).unwrap();
         assert!(process.is_exiting(talker.pid()));

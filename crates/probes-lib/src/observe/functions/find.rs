@@ -290,7 +290,7 @@ fn limited<'f>(
     let places = all.places(selectors)?;
     let given = places.len();
     if given > MAX_TIMED {
-        let kind = FunctionError::TooManyFunctions {
+        let kind = FunctionError::TooManyTimed {
             given,
             most: MAX_TIMED,
         };
