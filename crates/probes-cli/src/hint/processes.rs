@@ -153,7 +153,7 @@ pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> 
             } else {
                 ""
             };
-            format!("be the user of process {tracer}, or end that{live}")
+            format!("be the user of process {tracer}, or end that process{live}")
         }
         Denial::Unexplained => {
             "look for a debugger or tracer outside this container, or use sudo".to_owned()
@@ -303,7 +303,7 @@ mod tests {
                 },
                 "process 4242 is followed by pid 99 (ocaml-probes), a tool of another user, which lends it only to \
                  tools of that user",
-                "be the user of process 99, or end that; or use -live, which does not use ptrace",
+                "be the user of process 99, or end that process; or use -live, which does not use ptrace",
             ),
             (
                 Denial::UserNamespace,
@@ -348,7 +348,7 @@ mod tests {
                     name: "ocaml-probes".to_owned(),
                 },
                 "process 4242 is followed by pid 99 (ocaml-probes), another version of this tool, which does not lend it",
-                "use the version of process 99, or end that; or use -live, which does not use ptrace",
+                "use the version of process 99, or end that process; or use -live, which does not use ptrace",
             ),
             (
                 Denial::Unexplained,
