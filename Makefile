@@ -30,7 +30,7 @@ install: setup
 uninstall:
 	@scripts/install --remove "$(DESTDIR)$(PREFIX)"
 
-# Into target/man.
+# Writes the manual pages to target/man.
 man: setup
 	cargo build --release --locked --bin ocaml-probes
 	"$(RELEASE)/release/ocaml-probes" man -all "$(RELEASE)/man"
@@ -46,7 +46,7 @@ static: setup
 demo: setup
 	@scripts/demo
 
-# What a person runs after a change. `interface` is alone: before it runs other tests, cargo writes the library again that it links.
+# Run this after a change. `interface` runs alone, because cargo rewrites the library that it links before it runs other tests.
 test: setup-tests
 	@scripts/suites unit doc live+readme cli+ocaml interface
 
