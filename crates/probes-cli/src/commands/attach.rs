@@ -188,6 +188,9 @@ fn change_for(
             messages.note("nothing was changed: -for has nothing to undo, and does not wait");
         }
         steps.add(unprinted.and_then(|()| output.print(&text)));
+        for (target, hold) in &changed {
+            changes::sum_up(output, &failures.messages(target.pid()), hold.report());
+        }
         return Ok(steps);
     }
     // If the reader does not read, the changes are still undone when the time is over or a signal comes.

@@ -51,7 +51,7 @@ impl Drop for EventsDirectory {
         };
         let Some(named) = join_first_few(&users) else {
             // What cannot be removed stays in the directory for temporary files.
-            let _ = fs::remove_dir_all(&self.path);
+            let _ = fs::remove_dir_all(outer(&self.path));
             return;
         };
         let (process, use_it) = match users.len() {
@@ -60,24 +60,43 @@ impl Drop for EventsDirectory {
         };
         self.messages.note(&format!(
             "{} stays, with files of runtime events: {process} {named} {use_it}; remove it later",
-            self.path.display()
+            outer(&self.path).display()
         ));
     }
 }
 
 /// Makes the directory. A program that works in another directory by the time it forks creates files in it, too; and so
 /// does one of root that has changed its user: the runtime would end its children if it could not.
+///
+/// The one that all may write to is in one that nobody can list: others cannot know its name, to plant links in it.
 fn make_directory() -> io::Result<PathBuf> {
+    const ENTERED_BY_ALL: u32 = 0o711;
     const ENTERED_AND_WRITTEN_BY_ALL: u32 = 0o1733;
     let temporary = std::path::absolute(env::temp_dir())?;
-    let directory = mkdtemp(&temporary.join("ocaml-probes-gc.XXXXXX"))?;
-    if geteuid().is_root() {
-        fs::set_permissions(
-            &directory,
-            Permissions::from_mode(ENTERED_AND_WRITTEN_BY_ALL),
-        )?;
+    let outer = mkdtemp(&temporary.join(format!("{OUTER}XXXXXX")))?;
+    if !geteuid().is_root() {
+        return Ok(outer);
     }
-    Ok(directory)
+    let inner = mkdtemp(&outer.join("events.XXXXXX"))?;
+    for (directory, mode) in [
+        (&inner, ENTERED_AND_WRITTEN_BY_ALL),
+        (&outer, ENTERED_BY_ALL),
+    ] {
+        fs::set_permissions(directory, Permissions::from_mode(mode))?;
+    }
+    Ok(inner)
+}
+
+/// How the name of the outer directory begins.
+const OUTER: &str = "ocaml-probes-gc.";
+
+/// The outer directory of one for files of events, which may be the same.
+fn outer(directory: &Path) -> &Path {
+    let is_outer = |it: &&Path| {
+        let name = it.file_name().unwrap_or_default();
+        name.as_bytes().starts_with(OUTER.as_bytes())
+    };
+    directory.parent().filter(is_outer).unwrap_or(directory)
 }
 
 /// The pids of the processes that write events to this directory, or will: they have a file in it mapped, or name it in

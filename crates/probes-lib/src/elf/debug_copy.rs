@@ -102,7 +102,8 @@ mod tests {
     fn truncated_file_keeps_its_source_lines() {
         let scratch = Scratch::new();
         let file = scratch.file("program");
-        fs::copy(fixture("churn.nopie"), &file).unwrap();
+        // Not the mode of the fixture, which is read-only.
+        fs::write(&file, fs::read(fixture("churn.nopie")).unwrap()).unwrap();
         let elf = ElfFile::open(&file).unwrap();
         let symbols = elf.symbols(SymbolTable::Static);
         let main = symbols.unwrap().unwrap().find(["main"]).unwrap()[0][0].address;

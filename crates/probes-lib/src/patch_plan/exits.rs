@@ -310,21 +310,19 @@ impl Exits<'_> {
     fn displaced_exit(&self, body: &Body, index: usize, start: u64) -> DisplacedExit {
         let exit = &body.instructions[index];
         // The flags are dead where a function is entered or returned to, unless they are what is passed or returned.
+        let (function, _) = body.flow(index);
+        let are_returned = self.swept.targets.are_flags_read_after(function);
         let flags_are_dead = match exit.flow_control() {
             FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => {
                 let target = exit.near_branch_target();
                 let begins_function = has_near_target(exit) && self.swept.begins_function(target);
                 begins_function && !self.swept.reads_flags_first(target)
             }
-            _ => {
-                let (function, _) = body.flow(index);
-                !flags::follows_comparison(&body.instructions, index)
-                    && !self.swept.targets.are_flags_read_after(function)
-            }
+            _ => !flags::follows_comparison(&body.instructions, index),
         };
         DisplacedExit {
             offset: (exit.ip() - start) as usize,
-            flags_are_dead,
+            flags_are_dead: flags_are_dead && !are_returned,
         }
     }
 

@@ -54,12 +54,17 @@ pub(super) struct Targets {
     behind_ends: Vec<u64>,
     /// Where the functions begin whose callers read the flags that they return with.
     flag_results: BTreeSet<u64>,
+    /// Whether that may be so for any function, because too much code would have to be looked at.
+    all_return_flags: bool,
 }
 
 /// How many indirect jumps are followed, and how many addresses are kept in `behind_ends`; real objects have fewer. Of
 /// other jumps, it is not known where they lead.
 const MAX_JUMPS: usize = 1 << 20;
 const MAX_ENDS: usize = 1 << 22;
+
+/// How many instructions may read flags that a called function has left; real objects have next to none.
+const MAX_FLAG_READERS: usize = 1 << 12;
 
 /// Functions that overlap, or the code between two functions: what belongs to a jump is looked for here.
 struct Group {
@@ -87,6 +92,18 @@ impl Group {
             own_labels: Vec::new(),
             jumps: Vec::new(),
             of_pointers: OnceCell::new(),
+        }
+    }
+
+    /// Adds the address that the last instruction has loaded, unless `next` pushes it.
+    fn add_loaded(&mut self, next: Option<&Instruction>) {
+        let Some((register, address)) = self.loaded.take() else {
+            return;
+        };
+        let is_pushed =
+            |it: &Instruction| it.mnemonic() == Mnemonic::Push && it.op0_register() == register;
+        if self.is_inside(address) && !next.is_some_and(is_pushed) {
+            self.own_labels.push(address);
         }
     }
 
@@ -181,6 +198,7 @@ impl Targets {
             owners: PartOwners::default(),
             behind_ends: Vec::new(),
             flag_results: BTreeSet::new(),
+            all_return_flags: false,
         };
         let words = code.is_fixed().then(|| code.data_words());
         for address in extra.into_iter().chain(words.into_iter().flatten()) {
@@ -250,9 +268,10 @@ impl Targets {
                 }
                 if let Some((at, mut call)) = after_call.take() {
                     match call.next(&instruction) {
-                        Some(true) if sweep.flag_readers.len() < MAX_JUMPS => {
+                        Some(true) if sweep.flag_readers.len() < MAX_FLAG_READERS => {
                             sweep.flag_readers.push((at, address, call.function));
                         }
+                        Some(true) => targets.all_return_flags = true,
                         Some(false) => after_call = Some((at, call)),
                         _ => {}
                     }
@@ -281,6 +300,7 @@ impl Targets {
         if functions.is_empty() {
             decode_from(self, range.start);
         }
+        group.add_loaded(None);
         sweep.tables.extend(
             group
                 .jumps
@@ -308,13 +328,7 @@ impl Targets {
         functions: usize,
     ) {
         let code = sweep.code;
-        if let Some((register, address)) = group.loaded.take() {
-            let is_pushed =
-                instruction.mnemonic() == Mnemonic::Push && instruction.op0_register() == register;
-            if !is_pushed && group.is_inside(address) {
-                group.own_labels.push(address);
-            }
-        }
+        group.add_loaded(Some(instruction));
         if has_near_target(instruction) {
             self.all.insert(instruction.near_branch_target());
             if !is_call(instruction) {
@@ -380,6 +394,8 @@ impl Targets {
                 found.push(function);
             }
         }
+        // Functions may overlap.
+        let mut left = sweep.code.len();
         while let Some(function) = found.pop() {
             if !self.flag_results.insert(function) {
                 continue;
@@ -387,6 +403,11 @@ impl Targets {
             let Some(range) = sweep.ranges.that_begins_at(function) else {
                 continue;
             };
+            let Some(rest) = left.checked_sub(range.len) else {
+                self.all_return_flags = true;
+                return;
+            };
+            left = rest;
             let code = decode_function(sweep.code.bytes(function, range.len), function);
             let jumps = code.filter(|it| has_near_target(it) && !is_call(it));
             let targets = jumps.map(|it| it.near_branch_target());
@@ -396,8 +417,12 @@ impl Targets {
 
     /// Returns whether callers of a function read the flags that it returns with.
     pub(super) fn are_flags_read_after(&self, function: &[Instruction]) -> bool {
-        let mut functions = self.flag_results.iter();
-        functions.any(|it| function.binary_search_by_key(it, Instruction::ip).is_ok())
+        let (Some(first), Some(last)) = (function.first(), function.last()) else {
+            return self.all_return_flags;
+        };
+        let mut functions = self.flag_results.range(first.ip()..=last.ip());
+        let begins = |it: &u64| function.binary_search_by_key(it, Instruction::ip).is_ok();
+        self.all_return_flags || functions.any(begins)
     }
 
     pub(super) fn contains(&self, address: u64) -> bool {

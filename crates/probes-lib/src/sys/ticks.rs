@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
@@ -96,6 +97,22 @@ impl ClockReading {
     }
 }
 
+/// Returns how many ticks there were since a moment after the machine was suspended, and how long that is. The first call
+/// after each suspension takes [`MIN_MEASUREMENT`].
+fn elapsed_since_suspension() -> (u64, Duration) {
+    static BEGUN: Mutex<Option<ClockReading>> = Mutex::new(None);
+    let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+    let elapsed = begun.and_then(|begun| ClockReading::take().since(begun));
+    elapsed
+        .filter(|(_, time)| *time >= MIN_MEASUREMENT)
+        .or_else(|| {
+            let now = *begun.insert(ClockReading::take());
+            std::thread::sleep(MIN_MEASUREMENT);
+            ClockReading::take().since(now)
+        })
+        .unwrap_or((1, Duration::from_nanos(1)))
+}
+
 /// Measures how long a tick is: the longer since it began, the more exact.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TickMeasurement {
@@ -128,10 +145,7 @@ impl TickMeasurement {
     /// Returns how many nanoseconds a tick is. Waits if the measurement has only just begun, or if the machine has been
     /// suspended since it began.
     pub(crate) fn nanoseconds_per_tick(&self) -> f64 {
-        let (ticks, time) = self.elapsed().unwrap_or_else(|| {
-            let again = TickMeasurement::begin();
-            again.elapsed().unwrap_or((1, Duration::from_nanos(1)))
-        });
+        let (ticks, time) = self.elapsed().unwrap_or_else(elapsed_since_suspension);
         time.as_nanos() as f64 / ticks as f64
     }
 

@@ -68,6 +68,7 @@ impl HoldJournal {
             holder: HolderRecord::own(),
             entries: Vec::new(),
             outcomes: Some(Vec::new()),
+            settled_at: None,
             complete: 0,
         };
         HoldJournal {

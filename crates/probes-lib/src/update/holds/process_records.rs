@@ -333,8 +333,7 @@ impl ProcessRecords {
         };
         let settled = record::settled(&outcomes(&record));
         // In place of what was settled before, for which there is room on a full disk.
-        let is_settled = record.outcomes.is_some() && !record.entries.is_empty();
-        let at = record.complete - if is_settled { settled.len() } else { 0 };
+        let at = record.settled_at.unwrap_or(record.complete);
         if locked.settle(at, &settled).is_err() {
             // Later, the counters will not tell any more.
             locked.remove();

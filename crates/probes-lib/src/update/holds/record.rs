@@ -95,6 +95,8 @@ pub(crate) struct ParsedRecord {
     pub(crate) outcomes: Option<Vec<EntryOutcome>>,
     /// How many of the bytes are complete parts.
     pub(crate) complete: usize,
+    /// Where the last of the `settled` parts begins, if it comes after the last `intent`.
+    pub(crate) settled_at: Option<usize>,
 }
 
 /// An amount that is held of a counter.
@@ -119,6 +121,7 @@ impl ParsedRecord {
             entries: Vec::new(),
             outcomes: Some(Vec::new()),
             complete: lines.at,
+            settled_at: None,
         };
         while record.read_part(&mut lines).is_some() {
             record.complete = lines.at;
@@ -128,11 +131,13 @@ impl ParsedRecord {
 
     /// Reads an `intent` or a `settled`; returns `None` at the end, and where it is damaged or cut off.
     fn read_part(&mut self, lines: &mut Lines<'_>) -> Option<()> {
+        let at = lines.at;
         let line = lines.next()?;
         if let Some(outcomes) = line.strip_prefix("settled ") {
             let outcomes: Option<Vec<EntryOutcome>> = outcomes.bytes().map(parse_outcome).collect();
             let outcomes = outcomes.filter(|outcomes| outcomes.len() == self.entries.len())?;
             self.outcomes = Some(outcomes);
+            self.settled_at = Some(at);
             return Some(());
         }
         let count: usize = line.strip_prefix("intent ")?.parse().ok()?;
@@ -144,6 +149,7 @@ impl ParsedRecord {
             return None;
         }
         (self.entries, self.outcomes) = (entries, None);
+        self.settled_at = None;
         Some(())
     }
 
@@ -443,9 +449,12 @@ mod tests {
         for cut in whole.len()..text.len() {
             let record = ParsedRecord::parse(&text.as_bytes()[..cut]).unwrap();
             assert_eq!((amounts(&record), record.complete), (vec![1], whole.len()));
+            let settled = whole.find("settled");
+            assert_eq!(record.settled_at, settled);
         }
         let record = ParsedRecord::parse(text.as_bytes()).unwrap();
         assert_eq!((record.outcomes, record.complete), (None, text.len()));
+        assert_eq!(record.settled_at, None);
     }
 
     #[test]
