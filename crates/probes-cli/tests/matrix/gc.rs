@@ -309,7 +309,7 @@ fn pauses_by_the_program_are_reported() {
     program.talker.ask("pause", "paused");
     program.talker.ask("resume", "resumed");
     let said = said_by(&mut program, tool);
-    let why = "the program has paused its runtime events, and resumed them";
+    let why = "the program has paused and resumed its runtime events";
     assert!(said.contains(why), "{said}");
     program.end();
 }
