@@ -45,7 +45,7 @@ use jump::Jump;
 use place::Swept;
 use site::PatchSite;
 
-/// Plans patches of the code of one object. It changes nothing, and knows no process.
+/// Plans patches of the code of one object. It writes nothing, and needs no process.
 ///
 /// ```
 /// use probes_lib::{Code, CodeRange, FileAddr, Jump, PatchPlanner};
@@ -88,11 +88,11 @@ pub struct FunctionPlan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitPlan {
-    /// That of the entry. If exits follow closely, it displaces these, too, beyond what its jump overwrites.
+    /// The patch of the entry. It also displaces exits that follow closely, beyond what its jump overwrites.
     pub entry: PatchSite,
-    /// Those of the exits that the entry does not displace.
+    /// The patches of the exits that the entry does not displace.
     pub sites: Vec<PatchSite>,
-    /// Whether the last one overwrites the first byte of the function after this one; see [`PatchPlanner::leaning`].
+    /// Whether the last patch overwrites the first byte of the next function; see [`PatchPlanner::leaning`].
     pub overwrites_next: bool,
 }
 
@@ -133,7 +133,8 @@ impl PatchPlanner {
     ///
     /// # Errors
     ///
-    /// If no patch of it is possible, or it is a part of a function: nothing that holds at an entry holds where a part begins.
+    /// If no patch of the entry is possible, or `function` is a part of a function: what holds at an entry does not
+    /// hold where a part begins.
     pub fn entry(&self, function: CodeRange) -> Result<Vec<PatchSite>, Refusal> {
         if self.swept.is_part(function) {
             return Err(Refusal::NoFunction);
@@ -141,8 +142,8 @@ impl PatchPlanner {
         self.candidates(&self.body(function)?)
     }
 
-    /// Returns the candidates for the patch of the entry, unless the function reads flags of its caller, as code that is
-    /// written by hand may.
+    /// Returns the candidates for the patch of the entry. Refuses a function that reads flags of its caller, as
+    /// handwritten code may.
     fn candidates(&self, body: &Body) -> Result<Vec<PatchSite>, Refusal> {
         let index = entry_index(body);
         if flags::are_read_first(&body.instructions, index) {
@@ -181,10 +182,10 @@ impl PatchPlanner {
         FunctionPlan { entry, exits }
     }
 
-    /// Plans patches with which a function can be timed although the one after it is patched, too: its return becomes a
-    /// short jump to an island among the instructions that its entry displaces. For OCaml 5's wrappers of C functions:
-    /// the call in them is displaced. If the plan [overwrites](ExitPlan::overwrites_next) the first byte of the next
-    /// function, that one has to be patched with a [prefixed](Jump::Prefixed) jump. `None` if it is no such function.
+    /// Plans patches to time one of OCaml 5's wrappers of C functions, so that the next function can be patched, too.
+    /// The return becomes a short jump to an island among the instructions that the entry displaces, the call included.
+    /// If the plan [overwrites](ExitPlan::overwrites_next) the first byte of the next function, that function has to be
+    /// patched with a [prefixed](Jump::Prefixed) jump. `None` for functions of another shape.
     pub fn leaning(&self, function: CodeRange) -> Option<ExitPlan> {
         let body = self.body(function).ok()?;
         let has_parts = !self.swept.parts_of(&body).ok()?.is_empty();
@@ -197,8 +198,9 @@ impl PatchPlanner {
         Some(plan)
     }
 
-    /// Plans the patches with which a function is timed: the best ones first, then others if the jump at its entry leads
-    /// to few addresses, of which none may be free. Only candidates for its entry that `accept` accepts are tried.
+    /// Plans the patches with which a function is timed, the best ones first. If the jump at the entry reaches few
+    /// addresses, none of which may be free, other plans follow. Only candidates for the entry that `accept` accepts
+    /// are tried.
     ///
     /// # Errors
     ///
@@ -270,9 +272,9 @@ impl PatchPlanner {
         self.swept.candidates(&body, index)
     }
 
-    /// The same for the site of a USDT probe: a `nop` that no other patch displaces, because other tools may set a
-    /// breakpoint there. Where it can, the patch is after it, so that they can do so meanwhile: a breakpoint in a jump
-    /// would make the program continue in the middle of it.
+    /// Same as [`PatchPlanner::instruction`], for the site of a USDT probe: a `nop` that no other patch displaces,
+    /// because other tools may set a breakpoint there. Where possible, the patch is after the `nop`: with a breakpoint
+    /// inside a jump, the program would continue in the middle of the jump.
     pub(crate) fn usdt_site(
         &self,
         function: CodeRange,
@@ -297,7 +299,7 @@ impl PatchPlanner {
         let mut body = self.body(function)?;
         if self.swept.is_part(function) {
             let owner = self.swept.owner_of(function).ok_or(Refusal::NoFunction)?;
-            // If it is unclear where the function jumps to, that may be in this part.
+            // Refuses an owner with a jump whose targets are unknown: it may lead into this part.
             body.set_owner(&self.body(owner)?);
         }
         let offset = address.0.wrapping_sub(function.start.0);
@@ -338,7 +340,7 @@ impl PatchPlanner {
     }
 }
 
-/// Returns the first plan that is possible, or why the best one is not.
+/// Returns the first plan that is possible, or why the best one is refused.
 fn first_possible(
     plans: impl IntoIterator<Item = Result<ExitPlan, Refusal>>,
 ) -> Result<ExitPlan, Refusal> {
@@ -400,8 +402,8 @@ impl<'p> EntryPlanner<'p> {
     }
 }
 
-/// Returns the index of the instruction that is patched to observe an entry: where the processor tracks indirect
-/// branches, `endbr64` has to be the first.
+/// Returns the index of the instruction that is patched to observe an entry: an `endbr64` stays the first one, as
+/// indirect branch tracking requires.
 fn entry_index(body: &Body) -> usize {
     let first = body.instructions.first().map(|it| it.mnemonic());
     usize::from(first == Some(Mnemonic::Endbr64) && body.instructions.len() > 1)

@@ -112,8 +112,8 @@ impl Code {
         }
     }
 
-    /// Says that others change these bytes while the object is loaded, as debuggers and tracers do with probe sites: they
-    /// are neither displaced nor part of a jump.
+    /// Marks bytes that other tools change while the object is loaded, such as the sites of probes: they are neither
+    /// displaced nor part of a jump.
     ///
     /// ```
     /// use probes_lib::{Code, CodeRange, FileAddr, PatchPlanner};
@@ -130,8 +130,8 @@ impl Code {
         self.foreign.push(range);
     }
 
-    /// Says that this is a restartable sequence (rseq(2)): if a thread is interrupted there, the kernel makes it begin
-    /// again. It cannot know of a copy elsewhere.
+    /// Marks a restartable sequence (rseq(2)): the kernel aborts it if a thread is interrupted in it, and does not
+    /// recognize a copy elsewhere.
     pub(super) fn add_restartable(&mut self, range: CodeRange) {
         self.restartable.push(range);
     }
@@ -160,7 +160,7 @@ impl Code {
         set
     }
 
-    /// Says that the object is loaded at the addresses of its file, where nothing can be mapped in the first 64 KiB.
+    /// Marks the object as loaded at the addresses of its file, where nothing can be mapped in the first 64 KiB.
     pub fn set_fixed(&mut self) {
         self.is_fixed = true;
     }
@@ -211,7 +211,7 @@ impl Code {
         self.executable().any(|range| range.contains(&address))
     }
 
-    /// Returns whether an address is one of code, or the end of code, which is never reached.
+    /// Returns whether an address is in code, or at the end of code, which is never reached.
     pub(super) fn is_label(&self, address: u64) -> bool {
         self.executable()
             .any(|range| (range.start..=range.end).contains(&address))
@@ -277,15 +277,16 @@ impl Code {
     }
 }
 
-/// Decodes bytes that are at `address`, one instruction after the other; what is none is an invalid
-/// instruction, and decoding goes on after it.
+/// Decodes bytes that are at `address`, one instruction after the other. Bytes that are no instruction yield an invalid
+/// one, and decoding goes on after it.
 pub(super) fn decode(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
     std::iter::from_fn(move || decoder.can_decode().then(|| decoder.decode()))
 }
 
-/// The same for a function, which may have padding of one repeated byte after a call or jump. As
-/// instructions, such bytes may go on into the code after the padding; where a jump leads there, decoding goes on there.
+/// Same as [`decode`], for a function, which may have padding of one repeated byte after a call or jump. Decoded as
+/// instructions, such bytes may run on into the code after the padding: if a jump leads to that code, decoding goes on
+/// there.
 pub(super) fn decode_function(bytes: &[u8], address: u64) -> impl Iterator<Item = Instruction> {
     let mut decoder = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE);
     let mut jumps = ForwardJumps::default();
@@ -316,7 +317,7 @@ pub(super) fn decode_function(bytes: &[u8], address: u64) -> impl Iterator<Item 
     })
 }
 
-/// Where the last few jumps lead that lead forward.
+/// The targets of the last few forward jumps.
 #[derive(Default)]
 struct ForwardJumps {
     targets: [u64; ForwardJumps::KEPT],
@@ -337,8 +338,8 @@ impl ForwardJumps {
         }
     }
 
-    /// Returns where one of them leads, if nothing but one repeated byte is from `address`, where these bytes are, to
-    /// there.
+    /// Returns the nearest of these targets, if nothing but one repeated byte is between `address`, where `bytes`
+    /// begin, and the target.
     fn behind_padding(&self, bytes: &[u8], address: u64) -> Option<u64> {
         /// The least and the most bytes of padding.
         const LEN: RangeInclusive<u64> = 2..=63;
@@ -360,13 +361,13 @@ pub(super) struct Body {
     pub(super) instructions: Vec<Instruction>,
     /// Whether any of them uses the MMX registers or the x87 unit.
     pub(super) uses_mmx: bool,
-    /// Of a part of a function: the instructions of both, in order.
+    /// For a part of a function: the instructions of the part and of the function, in order.
     with_owner: Option<Vec<Instruction>>,
     has_calls: bool,
 }
 
 impl Body {
-    /// Says that it is a part of this function.
+    /// Makes this the body of a part of the function `owner`.
     pub(super) fn set_owner(&mut self, owner: &Body) {
         let mut both = [&owner.instructions[..], &self.instructions].concat();
         both.sort_unstable_by_key(Instruction::ip);
@@ -375,8 +376,8 @@ impl Body {
         self.uses_mmx = true;
     }
 
-    /// Returns the instructions that jumps within the function lead to, and among them the index of the one with this
-    /// index.
+    /// Returns the instructions that jumps within the function lead to, and the index among them of the one that has
+    /// this `index` in the body.
     pub(super) fn flow(&self, index: usize) -> (&[Instruction], usize) {
         let (Some(both), Some(it)) = (&self.with_owner, self.instructions.get(index)) else {
             return (&self.instructions, index);

@@ -58,8 +58,8 @@ impl DisplacedCopy {
         &self.code
     }
 
-    /// Returns where in the copy a thread goes on that was stopped at `address`: at the same instruction. `None` if
-    /// no displaced instruction begins there.
+    /// Returns where in the copy a thread that was stopped at `address` goes on: at the copy of the same instruction.
+    /// `None` if no displaced instruction begins there.
     pub fn moved(&self, address: LiveAddr) -> Option<LiveAddr> {
         let found = self.moved.iter().find(|(from, _)| *from == address);
         found.map(|(_, to)| *to)
@@ -79,8 +79,8 @@ impl DisplacedCopy {
         DisplacedCopy::make_with_exits(bytes, from, to, &[], &mut |_, _| Ok(Vec::new()))
     }
 
-    /// The same, with code that is executed before the function is left at one of these `exits`: `at_exit` makes it,
-    /// given its address.
+    /// Same as [`DisplacedCopy::make`], with code before each of these `exits`: `at_exit` returns it, given its address
+    /// and the kind of the exit.
     pub(super) fn make_with_exits(
         bytes: &[u8],
         from: LiveAddr,
@@ -146,12 +146,13 @@ pub(super) fn unmovable(instruction: &Instruction) -> Option<&'static str> {
     match instruction.flow_control() {
         FlowControl::Interrupt => return Some("an interrupt"),
         FlowControl::XbeginXabortXend => return Some("a transaction"),
-        // The kernel restarts them at their own address, and C libraries compare it when they cancel a thread.
+        // The kernel restarts a system call at its own address, and C libraries compare that address when they cancel a
+        // thread.
         FlowControl::Call if !is_call(instruction) => return Some("a system call"),
         _ => {}
     }
     if !is_call(instruction) {
-        // Processors differ in what a prefix for 16 bits does to them.
+        // Processors differ in the effect of an operand-size prefix on a branch.
         let is_odd = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch16;
         return is_odd.then_some("an unusual jump");
     }
@@ -176,7 +177,7 @@ pub(super) fn unmovable(instruction: &Instruction) -> Option<&'static str> {
 struct Writer {
     at: LiveAddr,
     code: Vec<u8>,
-    /// What is pushed from memory after the code: the end of the instruction that pushes, and the word.
+    /// Words after the code that instructions push: for each, the end of the instruction, and the word.
     return_addresses: Vec<(usize, u64)>,
 }
 
@@ -197,13 +198,13 @@ impl Writer {
         self.encode(&branch)
     }
 
-    /// Writes a branch that has only a short form, `loop` or `jrcxz`, as one to a near jump.
+    /// Writes a branch that has only a short form, `loop` or `jrcxz`, as a branch to a near jump.
     fn short_only(&mut self, mut branch: Instruction) -> Result<(), Refusal> {
         let target = branch.near_branch_target();
         let start = self.code.len();
         branch.set_near_branch64(self.here().0);
         self.encode(&branch)?;
-        // Over the short jump that is taken if the branch is not.
+        // Over the short jump, which is executed if the branch is not taken.
         branch.set_near_branch64(self.here().0.wrapping_add(SHORT_LEN));
         self.code.truncate(start);
         self.encode(&branch)?;

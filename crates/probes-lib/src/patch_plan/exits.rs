@@ -73,9 +73,9 @@ fn find(
     Ok(exits)
 }
 
-/// Returns whether the instruction with this index leaves to the handler of an exception, as OCaml's `raise_notrace`
-/// does, or to another stack: the stack pointer was loaded from memory, other than the function's own part of the stack,
-/// where code that has aligned its stack finds the earlier value. This is no exit, because the call does not return.
+/// Returns whether the instruction with this index leaves to an exception handler, as OCaml's `raise_notrace` does, or
+/// to another stack: the stack pointer was loaded from memory. This is no exit, because the call does not return. A
+/// load from the function's own frame does not count: code that has aligned its stack finds the earlier value there.
 fn leaves_to_handler(body: &Body, index: usize) -> bool {
     /// How many instructions before it are looked at.
     const LEN: usize = 4;
@@ -152,7 +152,7 @@ impl Exits<'_> {
         let uses_red_zone = uses_red_zone(body);
         for index in find(self.swept, body, entries, parts)? {
             let exit = &body.instructions[index];
-            // If it is no exit after all, what is below the stack pointer is still needed.
+            // An indirect jump may be no exit after all: then the red zone is still in use.
             let is_indirect = exit.flow_control() == FlowControl::IndirectBranch;
             if uses_red_zone && is_indirect && !exit.is_ip_rel_memory_operand() {
                 let offset = body.offset(exit);
@@ -212,7 +212,7 @@ impl Exits<'_> {
         if let Some(site) = with_before.filter(fits) {
             return Some(site);
         }
-        // Short jumps before punned ones, of which few addresses can be reached: all may be taken.
+        // Short jumps come before punned ones, which reach few addresses: all of them may be taken.
         let candidates = self.swept.candidates(body, index).unwrap_or_default();
         let mut candidates: Vec<_> = candidates.into_iter().filter(fits).collect();
         for candidate in &mut candidates {
@@ -220,7 +220,7 @@ impl Exits<'_> {
         }
         let shorts = self.short_with_before(body, index);
         candidates.extend(shorts.into_iter().flatten().filter(fits));
-        // The padding after the previous function may be needed by that one.
+        // The padding after the previous function may be needed for a patch of that function.
         let end = body.range.end();
         candidates.sort_by_key(|candidate| match candidate.jump {
             Jump::Near { .. } | Jump::Prefixed => 0,
@@ -382,7 +382,7 @@ pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<E
     let is_end = padding > 0 || exit.next_ip() == body.range.end();
     let is_single = exit.code() == Opcode::Retnq && exit.len() == 1;
     let is_near = entry.jump == Jump::Near { padding: 0 } && entry.exits.is_empty();
-    // All is written at once: the jump of the next function, too.
+    // Everything is written at once, with the jump of the next function.
     let end_of_next = exit.next_ip() + PREFIX_LEN + JUMP_LEN;
     let is_on_one_page = entry.address.0 / PAGE == (end_of_next - 1) / PAGE;
     let can_be_patched = is_end && is_single && swept.unmovable(exit).is_none();
@@ -405,8 +405,8 @@ pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<E
     })
 }
 
-/// Returns whether these instructions, up to a return, can be displaced together. A return address after them is where
-/// it was.
+/// Returns whether these instructions, which precede a return, can be displaced together. If the last one is a call,
+/// its return address stays that of the return.
 fn can_be_displaced(swept: &Swept, moved: &[Instruction]) -> bool {
     /// The longest wrappers load ten arguments.
     const MOST: usize = 16;

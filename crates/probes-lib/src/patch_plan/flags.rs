@@ -15,18 +15,18 @@ const STATUS: u32 = RflagsBits::OF
 /// How many instructions are looked at, on all paths together.
 const MAX_INSTRUCTIONS: usize = 64;
 
-/// What becomes of the status flags on the paths from an instruction on, until each has written all of them. A path whose
-/// instructions leave the function in another way than by a return or a call, or are too many, is unknown.
+/// What happens to the status flags on the paths from an instruction, until each path has written all of them. A path
+/// is unknown if it leaves the function other than by a return or a call, or is too long.
 #[derive(Default)]
 struct Fate {
     read: bool,
-    /// At a return or a call before they are written.
+    /// Whether a path reaches a return or a call before it has written them.
     kept: bool,
     unknown: bool,
 }
 
-/// What other functions do with the flags of one, if they are written by hand: by the x86-64 psABI (3.2.1), flags are not
-/// preserved across calls and returns.
+/// How other functions use the flags of a function. Only handwritten code does: by the x86-64 psABI (3.2.1), flags are
+/// not preserved across calls and returns.
 #[derive(Clone, Copy)]
 pub(super) struct OtherCode<'o> {
     /// Whether callers of the function read the flags that it returns with.
@@ -44,9 +44,9 @@ impl OtherCode<'_> {
 }
 
 /// Returns whether, on each path from the instruction with this index of a function and its parts, every status flag is
-/// written before it is read, or the function first returns or calls another one that does not read them. Where it is
-/// unknown, the flags count as read; and also at calls and returns if a comparison comes before the instruction whose
-/// result nothing else reads: code that is written by hand may return it in the flags.
+/// written before it is read, or the function first returns or calls another one that does not read them. On an unknown
+/// path, the flags count as read. So they do at calls and returns if nothing has read the result of a comparison before
+/// the instruction: handwritten code may return it in the flags.
 pub(super) fn are_dead(function: &[Instruction], index: usize, others: OtherCode<'_>) -> bool {
     let fate = fate(function, index, others);
     !(fate.read || fate.unknown || fate.kept && follows_comparison(function, index))
@@ -120,7 +120,7 @@ fn fate(function: &[Instruction], index: usize, others: OtherCode<'_>) -> Fate {
             if writes_surely(instruction) {
                 unwritten &= !instruction.rflags_modified();
             }
-            // Behind the end of a part of a function is the code of others.
+            // What follows the end of a part in memory is other code.
             let next = function.get(index + 1);
             let next = next.filter(|it| it.ip() == instruction.next_ip());
             let next = next.map_or(function.len(), |_| index + 1);
@@ -143,7 +143,7 @@ fn fate(function: &[Instruction], index: usize, others: OtherCode<'_>) -> Fate {
     fate
 }
 
-/// Returns the flags that an instruction reads. A system call copies them to `r11`, where nobody looks.
+/// Returns the flags that an instruction reads. That a system call copies them to `r11` does not count.
 fn reads(instruction: &Instruction) -> u32 {
     match instruction.mnemonic() {
         Mnemonic::Syscall => 0,
@@ -151,8 +151,8 @@ fn reads(instruction: &Instruction) -> u32 {
     }
 }
 
-/// Returns whether the flags are the result of an instruction that does nothing but set them, and nothing has read them
-/// before the instruction with this index. No compiler leaves such an instruction that has no purpose.
+/// Returns whether the flags are the result of an instruction that only sets flags, and nothing has read them before
+/// the instruction with this index. Compilers leave no such instruction without a reader.
 pub(super) fn follows_comparison(function: &[Instruction], index: usize) -> bool {
     let before = function.get(..index).unwrap_or_default();
     let before = before.iter().rev().take(MAX_INSTRUCTIONS);
@@ -204,7 +204,8 @@ fn is_near_return(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Ret
 }
 
-/// Returns whether it calls a function. A call to the next instruction does not: old code finds its own address so.
+/// Returns whether it calls a function. A call to the next instruction does not: old code reads the program counter
+/// this way.
 fn calls_function(instruction: &Instruction) -> bool {
     instruction.mnemonic() == Mnemonic::Call
         && (!instruction.is_call_near()

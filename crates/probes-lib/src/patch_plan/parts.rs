@@ -1,5 +1,5 @@
-//! [`PartOwners`]: the functions to which parts belong that the compiler has moved away (`.cold`). The owner of a part
-//! jumps to it, directly or through a table, or is what the part jumps back to.
+//! [`PartOwners`]: which function owns each part that the compiler has moved away (`.cold`). The owner jumps to the
+//! part, directly or through a table, or is where the part jumps back to.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -9,7 +9,8 @@ use crate::address::CodeRange;
 /// Which functions the parts belong to; parts are named by their starts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PartOwners {
-    /// A part, and an address of its owner: its start if it jumps to the part, or where the part jumps to.
+    /// A part, and an address of its owner: the start of an owner that jumps to the part, or where the part jumps back
+    /// to.
     by_jump: BTreeSet<(u64, u64)>,
     /// The same pairs, with the address first.
     parts: BTreeSet<(u64, u64)>,
@@ -29,14 +30,14 @@ impl PartOwners {
         *owner = owner.filter(|it| *it == function && is_alone);
     }
 
-    /// Returns whether several functions jump to a part, or may do so because they overlap: its exits would be those of
-    /// each.
+    /// Returns whether several functions jump to a part, or may do so because they overlap: its exits would be exits of
+    /// each of them.
     pub(super) fn is_shared(&self, part: CodeRange) -> bool {
         self.of_jump.get(&part.start.0) == Some(&None)
     }
 
-    /// Returns where the only function begins that jumps to a part, directly or through a table; `None` if none is known,
-    /// or several are.
+    /// Returns the start of the only function that jumps to a part, directly or through a table; `None` if no such
+    /// function is known, or there are several.
     pub(super) fn only_owner(&self, part: CodeRange) -> Option<u64> {
         let found = [&self.of_jump, &self.of_table].map(|owners| owners.get(&part.start.0));
         match found {

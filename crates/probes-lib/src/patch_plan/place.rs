@@ -32,7 +32,7 @@ pub(super) struct Swept {
     parts: Vec<CodeRange>,
     /// The functions and their parts, in order.
     ranges: Vec<CodeRange>,
-    /// For each of `ranges`, the highest end of it and those before it.
+    /// For each of `ranges`, the highest end among it and the ranges before it.
     ends: Vec<u64>,
 }
 
@@ -208,7 +208,7 @@ impl Swept {
         }
     }
 
-    /// The same, without regard to probe sites.
+    /// Same as [`Swept::unmovable`], without regard to probe sites.
     fn unmovable_code(&self, instruction: &Instruction) -> Option<&'static str> {
         if self.restartable.contains(instruction.ip()) {
             Some("an instruction of a restartable sequence")
@@ -231,7 +231,7 @@ impl Swept {
         (is_nop && !self.targets.contains(next.ip())).then_some(index + 1)
     }
 
-    /// The same for an instruction that is a probe site.
+    /// Same as [`Swept::candidates`], for an instruction that is a probe site.
     pub(super) fn candidates_at_site(
         &self,
         body: &Body,
@@ -275,7 +275,7 @@ impl Swept {
             }
         };
         let mut candidates = Vec::new();
-        // A call is better left where it is: its return costs more if it is displaced.
+        // A call is better not displaced: its return would cost more.
         if let Some(before) = call {
             let own = instructions[before].ip() - start;
             candidates.extend(self.punned(start, own).map(|jump| site(before, jump)));
@@ -362,7 +362,8 @@ impl Swept {
         match movable.stop {
             Stop::Unmovable(what) => Refusal::Unmovable { offset, what },
             Stop::Target => {
-                // The target is the next instruction, or inside it; if that would be the first one, only inside it.
+                // The branch target is the next instruction, or inside it. That the first one is a target does not
+                // matter.
                 let from = offset + u64::from(movable.count == 0);
                 let is_target = |it: &u64| self.targets.contains(body.range.start.0 + it);
                 let offset = (from..offset + 16).find(is_target).unwrap_or(offset);
@@ -375,7 +376,7 @@ impl Swept {
         }
     }
 
-    /// Returns the jump at `start` of whose five bytes only the first `own` are written.
+    /// Returns the punned jump at `start` that writes only the first `own` of its five bytes.
     fn punned(&self, start: u64, own: u64) -> Option<Jump> {
         let chosen = own.checked_sub(1)? as usize;
         let bytes = self.code.bytes(start, JUMP_LEN);

@@ -58,7 +58,7 @@ impl JumpSource {
         )
     }
 
-    /// Returns when it is found out where the jump leads: the later ones depend on tables that the earlier ones go through.
+    /// Returns in which pass the targets of the jump are found: later passes need tables that are read in earlier ones.
     pub(super) fn order(&self) -> usize {
         match self {
             JumpSource::Relative { .. } => 0,
@@ -199,8 +199,8 @@ impl Search<'_> {
         JumpSource::Relative { table, base }
     }
 
-    /// Returns where the table begins from which a register was loaded, with an offset; `None` if it was not loaded
-    /// from memory.
+    /// Returns the start of the table from which the offset in a register was loaded; `None` if it was not loaded from
+    /// memory.
     fn table_of_offset(&mut self, end: usize, register: Register) -> Option<Origin> {
         let index = self.writer(end, register)?;
         let load = self.before[index];

@@ -58,8 +58,8 @@ pub(super) struct Targets {
     all_return_flags: bool,
 }
 
-/// How many indirect jumps are followed, and how many addresses are kept in `behind_ends`; real objects have fewer. Of
-/// other jumps, it is not known where they lead.
+/// How many indirect jumps are followed, and how many addresses are kept in `behind_ends`; real objects have fewer. The
+/// targets of further jumps are unknown.
 const MAX_JUMPS: usize = 1 << 20;
 const MAX_ENDS: usize = 1 << 22;
 
@@ -75,10 +75,10 @@ struct Group {
     constants: Vec<u64>,
     /// The address of code that the last instruction has loaded, and into which register.
     loaded: Option<(Register, u64)>,
-    /// The addresses in it that it loads, and does not push at once, as OCaml does with its handlers of exceptions.
+    /// The addresses in it that it loads, and does not push at once. (OCaml pushes its exception handlers.)
     own_labels: Vec<u64>,
     jumps: Vec<(u64, JumpSource)>,
-    /// Where those through pointers lead, once that is known.
+    /// Where its jumps through pointers lead, once that is known.
     of_pointers: OnceCell<JumpTargets>,
 }
 
@@ -125,18 +125,20 @@ struct Sweep<'c> {
     ranges: Ranges<'c>,
     /// Where instructions have been decoded.
     decoded: AddressSet,
-    /// The addresses of data that functions with jumps through tables refer to; once the sweep is done, all, in order.
+    /// The addresses of data that functions with jumps through tables refer to. After the sweep: all such addresses, in
+    /// order.
     references: Vec<u64>,
     /// Those that other functions refer to.
     other_references: Vec<u64>,
-    /// Where tables of offsets begin that count from their own start: the one before ends there at the latest.
+    /// The starts of tables whose offsets count from their own start. A table ends where the next one begins, at the
+    /// latest.
     tables: BTreeSet<u64>,
     /// The groups with indirect jumps.
     groups: Vec<Group>,
     /// How many indirect jumps these have.
     jumps: usize,
-    /// Where instructions read the flags shortly after a call: the address after the call, that of the instruction, and the
-    /// called function.
+    /// Where instructions read the flags shortly after a call: the address after the call, the address of the
+    /// instruction, and the called function.
     flag_readers: Vec<(u64, u64, u64)>,
     /// Where jumps lead.
     jumped_to: AddressSet,
@@ -370,7 +372,7 @@ impl Targets {
         }
     }
 
-    /// Tells `owners` of a jump if it leads from a function to a part, or back.
+    /// Adds a jump to `owners` if it leads from a function to a part, or back.
     fn add_part(&mut self, ranges: Ranges<'_>, jump: &Instruction, group: &Group, is_alone: bool) {
         let target = jump.near_branch_target();
         if (group.range.start..group.range.end).contains(&target) {
@@ -388,7 +390,7 @@ impl Targets {
     fn find_flag_results(&mut self, sweep: &Sweep<'_>) {
         let mut found = Vec::new();
         for &(after, reader, function) in &sweep.flag_readers {
-            // Where a jump leads there, the called function may never return, and the flags are those of the jump.
+            // If something jumps there, the called function may never return, and the flags are those at the jump.
             let is_label = |it: u64| sweep.jumped_to.contains(it) || self.labels.contains(it);
             if !(after..=reader).any(is_label) {
                 found.push(function);

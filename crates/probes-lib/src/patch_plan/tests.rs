@@ -458,7 +458,7 @@ fn jumps_of_interpreters_may_stay_inside() {
         planner.swept.targets.of_jump(AT + 3)
     };
     assert_eq!(jump(6), targets::JumpTargets::AnyTarget);
-    // What points to its beginning is no label, and what is after it is another's.
+    // An address of its start is no label, and one after its end belongs to another function.
     assert_eq!(jump(0), targets::JumpTargets::Outside);
     assert_eq!(jump(8), targets::JumpTargets::Outside);
     // Nor are the cases of a switch through a table of addresses labels for others: jmp *TABLE(,%rax,8)

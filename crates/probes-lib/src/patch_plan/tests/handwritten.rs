@@ -1,4 +1,4 @@
-//! Code that is written by hand: what it does with flags, stacks and labels of its own.
+//! Handwritten code: what it does with flags, stacks and labels of its own.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What patch sites say of themselves.
+//! What patch sites report.
 
 use super::*;
 use crate::patch_plan::displaced::DisplacedExit;
