@@ -40,9 +40,9 @@ pub enum CheckKind {
     Proc,
     /// Whether /proc hides processes of other users (proc(5), `hidepid`).
     Hidepid,
-    /// Whose processes may be read; of a process, whether it is of the same user.
+    /// Whose processes may be read; for a process, whether it belongs to the same user.
     User,
-    /// `CAP_SYS_PTRACE`; of a process, whether it has capabilities that this one lacks.
+    /// `CAP_SYS_PTRACE`; for a process, whether it has capabilities that this one lacks.
     Capabilities,
     /// The user namespace.
     UserNamespace,
@@ -65,13 +65,13 @@ pub enum CheckKind {
     Ancestor,
     /// Whether another observer is at work.
     Observer,
-    /// Whether an observer that was killed has left something in the process; of a machine, in any process that may be read.
+    /// Whether a killed observer has left something in the process; for a machine, in any process that may be read.
     StaleObservation,
     /// The process's seccomp filters, which may refuse the system calls that an observation injects.
     Seccomp,
     /// Limits of the memory that the process may map.
     MemoryLimit,
-    /// Whether some object of the process has room after its code for the system calls that an observation injects.
+    /// Whether some object of the process has a code cave for the system calls that an observation injects.
     CodeRoom,
     /// `proc_mem.force_override`: whether code may be written through /proc without ptrace.
     ForceOverride,

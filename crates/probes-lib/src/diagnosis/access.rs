@@ -29,8 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) fn checks(process: &Process) -> Vec<Check> {
     let memory = memory(process);
-    // If the kernel permits that, none of what usually denies it does so here, whatever `AccessChecks` finds: a process
-    // can exempt tools from Yama, for example (prctl(2), PR_SET_PTRACER).
+    // If the kernel permits that, a denial that `AccessChecks` finds does not apply: a process can exempt tools from
+    // Yama, for example (prctl(2), PR_SET_PTRACER).
     let is_permitted = memory.cause().is_none();
     let checks = AccessChecks::of(process);
     let one = |kind, denial: Option<Denial>, finding: String| match denial.filter(|_| !is_permitted)
@@ -184,7 +184,7 @@ fn seccomp(process: &Process) -> Check {
     }
 }
 
-/// Whether an injected call finds a place.
+/// Whether there is a code cave for injected calls.
 fn code_room(process: &Process) -> Check {
     let kind = CheckKind::CodeRoom;
     let opened = ProcessMemory::open(process, OFlag::O_RDONLY).ok();

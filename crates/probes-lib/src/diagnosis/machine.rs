@@ -88,7 +88,7 @@ fn capabilities() -> Check {
             "no CAP_SYS_PTRACE, which only processes of other users, and processes that protect themselves, need",
         )
     } else {
-        // Root without it is as any other user.
+        // Without it, root is like any other user.
         let uid = geteuid().as_raw();
         let name = user_name(uid);
         let denial = Denial::Incapable(Box::new(Denial::OtherUser { uid, name }));

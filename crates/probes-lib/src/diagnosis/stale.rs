@@ -29,7 +29,7 @@ pub(super) fn of_machine() -> Check {
         Err(why) => return Check::unknown(KIND, format!("/proc cannot be read: {why}")),
     };
     let (mut left, mut unknown) = (Vec::new(), Vec::new());
-    // Nothing is said of those that may not be read, or have exited meanwhile.
+    // Processes that may not be read, or have exited meanwhile, are left out.
     for pid in pids.into_iter().filter(|&pid| may_be_observed(pid)) {
         match left_in(pid) {
             Ok(found) => left.extend(found.map(|found| format!("process {pid}: {found}"))),
@@ -55,12 +55,12 @@ pub(super) fn of_machine() -> Check {
     }
 }
 
-/// What `info` says of it.
+/// The stale observation that `info` reports, if there is one.
 fn left_in(pid: i32) -> Result<Option<String>> {
     Ok(Target::open_any(pid)?.states()?.stale_observation())
 }
 
-/// Returns whether something of an observer is mapped into a process. Of nearly all processes, no more is looked at.
+/// Returns whether something of an observer is mapped into a process. For nearly all processes, this is the only check.
 fn may_be_observed(pid: i32) -> bool {
     let Ok(process) = Process::open(pid) else {
         return false;
