@@ -149,7 +149,7 @@ impl Expression {
         self.tree.place_of(times::NAME)
     }
 
-    /// Returns an error about all of it.
+    /// Returns an error about the whole expression.
     pub(crate) fn bad(&self, problem: ExpressionProblem) -> BadExpression {
         BadExpression::new(&self.text, 0..self.text.len(), problem)
     }

@@ -22,7 +22,7 @@ pub trait Hit {
         None
     }
 
-    /// Returns where the function that is called returns to, an address in the process.
+    /// Returns the return address of the called function, in the process.
     fn caller(&self) -> Option<u64> {
         None
     }
@@ -158,8 +158,9 @@ pub(super) fn number(of: &Number, hit: &impl Hit) -> Option<u64> {
     })
 }
 
-/// Returns what keys are at a hit, as words: two hits have the same ones if, and only if, all of their keys are the same, of strings the
-/// first [`MAX_COMPARED`] bytes, and whether there are more. `None`: one is untyped, or of a kind that is not known here.
+/// Returns the keys of a hit as words. Two hits have the same words if, and only if, all of their keys are the same; of
+/// a string, the first [`MAX_COMPARED`] bytes count, and whether there are more. `None`: a key is untyped, or of a kind
+/// that is not known here.
 pub(crate) fn key_words(parts: &[KeyPart], hit: &impl Hit) -> Option<Box<[u64]>> {
     let mut key = Vec::with_capacity(parts.len());
     for part in parts {

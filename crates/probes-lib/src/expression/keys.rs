@@ -9,7 +9,8 @@ use crate::expression::MAX_ARGUMENTS;
 
 /// What hits are counted by: one or several expressions, such as `len(page), caller`.
 ///
-/// Each is an integer, a string (`str(arg0)`), or one of `probe`, `caller` and `tid`. What they mean is known for a point only.
+/// Each is an integer, a string (`str(arg0)`), or one of `probe`, `caller` and `tid`. What they mean is known for a
+/// point only.
 ///
 /// ```
 /// use probes_lib::Keys;
@@ -71,8 +72,8 @@ impl Keys {
         self.0.iter()
     }
 
-    /// Returns what they are at an end of a pair, where a stop finds its start by them: so `probe` and `caller`, which differ between
-    /// the two ends, are refused.
+    /// Returns the keys at one end of a pair, by which a stop finds its start. `probe` and `caller` differ between the
+    /// two ends, so they are refused.
     pub(crate) fn parts_of_pair(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts(scope)?;
         let differs = |part: &KeyPart| matches!(part, KeyPart::Probe | KeyPart::Caller);
@@ -80,7 +81,7 @@ impl Keys {
         Ok(parts)
     }
 
-    /// Fails if one of its parts is of a kind that is not possible here.
+    /// Fails if one of these parts is of a kind that is not possible here.
     fn refuse(
         &self,
         parts: &[KeyPart],
@@ -94,7 +95,7 @@ impl Keys {
         }
     }
 
-    /// The same, where they are also to be found by what is recorded of a hit.
+    /// Same as [`Keys::parts_of_pair`]. Also refuses keys that are not in the record of a hit.
     pub(crate) fn parts_of_recorded_pair(
         &self,
         scope: &Scope,
@@ -105,7 +106,7 @@ impl Keys {
         Ok(parts)
     }
 
-    /// Returns what they are at the stop of a pair, where the time takes one register: so only one key may be held in a
+    /// Returns the keys at the stop of a pair, where the time takes one register: only one key may be held in a
     /// register, and one register fewer is left to calculate it.
     pub(crate) fn parts_at_stop(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let parts = self.parts(scope)?;
@@ -155,7 +156,7 @@ impl FromStr for Keys {
         let is_list = parts.len() > 1;
         let keys = parts.into_iter().map(|part| {
             let key = part.trim();
-            // What is wrong is shown in the list.
+            // Errors show the whole list.
             let start = key.as_ptr().addr() - text.as_ptr().addr();
             if key.is_empty() && is_list {
                 let end = part.as_ptr().addr() - text.as_ptr().addr() + part.len();

@@ -136,9 +136,9 @@ pub(crate) enum Number {
     Int(Word),
     /// So many bits of a word, at most 32, extended by their sign or by zeros.
     Narrow(Word, u8, Signedness),
-    /// Of a string its bytes, of another block its fields.
+    /// The length of a string in bytes, or of another block in fields.
     Len(Word),
-    /// The tag of a block, or 1000 of an `int`, as OCaml's `Obj.tag` says.
+    /// The tag of a block, or 1000 for an `int`, as OCaml's `Obj.tag` returns it.
     Tag(Word),
     /// The id of the thread.
     Thread,
@@ -190,8 +190,7 @@ impl Number {
         }
     }
 
-    /// Returns how many registers it takes to calculate it, if of two parts, the one that takes more is calculated
-    /// first.
+    /// Returns how many registers it takes to calculate it, if the part that takes more registers is calculated first.
     pub(crate) fn registers(&self) -> usize {
         match self {
             // With one to calculate an address.
@@ -285,8 +284,9 @@ impl KeyPart {
         }
     }
 
-    /// Returns whether the record of a hit has what it asks for, if that has so many arguments: of each, the word, the first bytes of a
-    /// string, and the first fields of a block. (How long a string is, and what is in strings in fields, is not recorded of long ones.)
+    /// Returns whether the record of a hit, with so many arguments, has what it asks for. Recorded are the word of each
+    /// argument, the first bytes of a string, and the first fields of a block; not the length of a long string, nor
+    /// strings in fields.
     pub(crate) fn is_recorded(&self, arguments: usize) -> bool {
         let is_left_out = |index: u8| usize::from(index) >= arguments;
         !self.has_argument(&is_left_out)
@@ -354,7 +354,7 @@ impl Word {
         matches!(self, Word::Field(of, _) if of.is_in_block())
     }
 
-    /// Returns the number of the argument that it begins with.
+    /// Returns the number of the argument from which it is read.
     fn argument(&self) -> u8 {
         match self {
             Word::Argument(index) => *index,

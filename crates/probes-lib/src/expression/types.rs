@@ -1,5 +1,5 @@
-//! Type-checks an expression for a point. Each part gets a type there (a number, string, float or OCaml value); an expression whose
-//! parts do not fit together is refused.
+//! Type-checks an expression for a point. Each part gets a type there (a number, string, float or OCaml value); an
+//! expression whose parts do not fit together is refused.
 
 use std::ops::Range;
 
@@ -30,7 +30,7 @@ use crate::near::near_names;
 pub struct Scope {
     /// What messages call the point.
     point: String,
-    /// What `probe` is.
+    /// The value of `probe` in expressions.
     name: String,
     /// `None` if it is not known which there are.
     parameters: Option<Vec<Parameter>>,
@@ -77,8 +77,8 @@ pub enum ParameterKind {
     Word,
     /// An argument in a place of an unknown kind: it cannot be asked for.
     Unread,
-    /// An argument anywhere in memory, in a process with a seccomp filter: the kernel, which would have to be asked whether it
-    /// can be read, must not be asked.
+    /// An argument anywhere in memory, in a process with a seccomp filter: whether it can be read would take a system
+    /// call, which the filter might refuse.
     Unasked,
 }
 
@@ -99,7 +99,7 @@ impl Scope {
         }
     }
 
-    /// The same as if arguments and the result that are numbers were words.
+    /// Returns the same scope, with arguments and a result that are numbers taken for words.
     pub(crate) fn of_words(mut self) -> Scope {
         let parameters = self.parameters.iter_mut().flatten();
         let kinds = parameters.map(|it| &mut it.kind).chain(&mut self.result);
@@ -755,8 +755,8 @@ fn as_number(part: Part) -> Result<(Number, IntegerType), Part> {
     }
 }
 
-/// Returns both parts as floats if one is a float and the other one can be read as one: a number that is a literal, or an OCaml value,
-/// which then has to be a boxed float. Otherwise gives the parts back.
+/// Returns both parts as floats if one is a float and the other one can be read as one: a literal number, or an OCaml
+/// value, which then has to be a boxed float. Otherwise returns the parts unchanged.
 fn floats(one: Part, other: Part) -> Result<(Float, Float), (Part, Part)> {
     let is_float = |part: &Part| matches!(part, Part::Float(_));
     if !is_float(&one) && !is_float(&other) {
