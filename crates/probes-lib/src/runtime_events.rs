@@ -299,8 +299,8 @@ impl RuntimeEvents {
         self
     }
 
-    /// Returns the phases that were under way when the events of a process were opened, the outermost of each domain first, as
-    /// far as the rings still had their beginnings. Those of a file are all read.
+    /// Returns the phases that were under way when the events of a process were opened, the outermost of each domain
+    /// first, as far as the rings still had their beginnings. Empty for a file, all of whose phases are read.
     pub fn under_way(&self) -> &[PhaseUnderWay] {
         &self.under_way
     }
@@ -322,15 +322,15 @@ impl RuntimeEvents {
             .map_err(|error| error_of(&self.subject, error))
     }
 
-    /// Returns how long to wait before the next [`RuntimeEvents::read`]: 12 ms; 5 ms if the rings are short, or if one has filled fast
-    /// before the last read; nothing if more than a quarter of one was filled. A ring of the usual length holds a million events a
-    /// second for 20 ms.
+    /// Returns how long to wait before the next [`RuntimeEvents::read`]: 12 ms; 5 ms if the rings are short, or if one
+    /// has filled fast before the last read; nothing if more than a quarter of one was filled. A ring of the usual
+    /// length holds a million events a second for 20 ms.
     pub fn next_read(&self) -> Duration {
         wait_after(self.rings.most_read, self.header.ring_words)
     }
 
-    /// Returns how often the program has resumed its events since they were opened, as far as they were read: what happened before, while
-    /// they were paused, is missing.
+    /// Returns how often the program has resumed its events since they were opened, as far as they were read. What
+    /// happened while they were paused is missing.
     pub fn resumed(&self) -> u64 {
         self.rings.resumed
     }

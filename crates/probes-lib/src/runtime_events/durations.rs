@@ -58,9 +58,9 @@ impl EventDurations {
         self.open.remove(&domain);
     }
 
-    /// Events were paused or resumed at this time: an end after it does not belong to a begin before it, in any domain.
-    /// Rings are read one after the other, so begins and ends from before that time may still be added, of other
-    /// domains.
+    /// Tells that events were paused or resumed at this time: an end after it does not belong to a begin before it, in
+    /// any domain. Rings are read one after the other, so begins and ends of other domains from before that time may
+    /// still be added.
     pub fn paused_or_resumed(&mut self, time: u64) {
         self.gaps.add(time);
     }

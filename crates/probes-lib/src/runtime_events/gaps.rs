@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-/// When events were paused and resumed, in all domains (`caml_runtime_events_pause`, `caml_runtime_events_resume`). What
-/// began before such a time and ends after it is not known to be one: its own end may not have been written.
+/// When events were paused and resumed, in all domains (`caml_runtime_events_pause`, `caml_runtime_events_resume`). A
+/// begin before such a time and an end after it may not belong together: events between them may not have been written.
 ///
 /// ```
 /// let mut gaps = probes_lib::EventGaps::default();
@@ -23,8 +23,8 @@ pub struct EventGaps {
 const MAX_TIMES: usize = 4096;
 
 impl EventGaps {
-    /// Events were paused or resumed at this time, in nanoseconds of `CLOCK_MONOTONIC`. Rings are read one after the other, so
-    /// earlier times may be added later.
+    /// Adds a time at which events were paused or resumed, in nanoseconds of `CLOCK_MONOTONIC`. Rings are read one
+    /// after the other, so earlier times may be added later.
     pub fn add(&mut self, time: u64) {
         self.times.insert(time);
         if self.times.len() > MAX_TIMES {

@@ -137,8 +137,8 @@ const COMPACTION: &str = "compact";
 const MAX_PHASES: usize = 1024;
 
 impl GcPauses {
-    /// Begins within these phases ([`RuntimeEvents::under_way`](super::RuntimeEvents::under_way)): the phases in them are no pauses, nor are
-    /// they themselves, because only a part of each is seen.
+    /// Begins within these phases ([`RuntimeEvents::under_way`](super::RuntimeEvents::under_way)). Neither they nor the
+    /// phases in them are pauses, because only a part of each is seen.
     #[must_use]
     pub fn within(phases: &[PhaseUnderWay]) -> GcPauses {
         let mut pauses = GcPauses::default();
@@ -275,8 +275,8 @@ impl GcPauses {
         began.filter(|(_, began)| *began >= self.gaps.latest())
     }
 
-    /// Returns for how long domains were in pauses that are left out, because these were under way when the events were opened, or still
-    /// are at the time `now`, in nanoseconds of CLOCK_MONOTONIC.
+    /// Returns how long domains were in pauses that are left out: those that were under way when the events were
+    /// opened, or still are at the time `now`, in nanoseconds of CLOCK_MONOTONIC.
     pub fn left_out(&self, now: u64) -> impl Iterator<Item = (u32, Duration)> {
         let domains = self.domains.iter();
         let left_out = domains.map(move |(number, domain)| {
@@ -461,13 +461,13 @@ mod tests {
         add(&mut pauses, 1, 20, END("minor"));
         let resumed = RuntimeEventKind::Lifecycle("ring_resume", None);
         assert_eq!(add(&mut pauses, 0, 100, resumed), None);
-        // Before that, its end was not written.
+        // The end of a phase that began before may not have been written.
         add(&mut pauses, 1, 50, BEGIN("major_slice"));
         assert_eq!(pauses.under_way().count(), 0);
         add(&mut pauses, 1, 110, BEGIN("minor"));
         let pause = add(&mut pauses, 1, 130, END("minor")).unwrap();
         assert_eq!((pause.began, pause.time), (110, ns(20)));
-        // What was written before is no less for it.
+        // A phase that ended before the resume counts as usual.
         add(&mut pauses, 2, 60, BEGIN("minor"));
         assert_eq!(add(&mut pauses, 2, 90, END("minor")).unwrap().time, ns(30));
     }

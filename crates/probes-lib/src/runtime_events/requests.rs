@@ -55,7 +55,7 @@ pub struct DomainRequests {
 }
 
 impl StwRequests {
-    /// A domain has made one.
+    /// Adds a request that a domain has made.
     pub(super) fn led(&mut self, domain: u32, time: u64) {
         self.domains.entry(domain).or_default().led += 1;
         if self.open.len() >= MAX_UNMATCHED {
@@ -65,14 +65,14 @@ impl StwRequests {
         self.open.insert(time, StwRequest { ended, last });
     }
 
-    /// The domain that has made one goes on.
+    /// Adds when the domain goes on that has made a request.
     pub(super) fn ended(&mut self, began: u64, time: u64) {
         if let Some(request) = self.open.get_mut(&began) {
             request.ended = Some(time);
         }
     }
 
-    /// A domain has joined that of another.
+    /// Adds when a domain has joined the request of another one.
     pub(super) fn joined(&mut self, domain: u32, time: u64) {
         if self.joins[0].len() < MAX_UNMATCHED {
             self.joins[0].push((time, domain));
@@ -85,7 +85,7 @@ impl StwRequests {
         self.joins = Default::default();
     }
 
-    /// All rings were read once more: matches the joins of the read before with their requests.
+    /// To be called after all rings were read once more: matches the joins of the previous read with their requests.
     pub(super) fn match_joins(&mut self, gaps: &EventGaps) {
         let [these, before] = &mut self.joins;
         let ready = std::mem::replace(before, take(these));
@@ -114,7 +114,7 @@ impl StwRequests {
         self.close(closed);
     }
 
-    /// No more is read.
+    /// Matches what is left, as no more is read.
     pub(super) fn finish(&mut self, gaps: &EventGaps) {
         self.match_joins(gaps);
         self.match_joins(gaps);

@@ -37,7 +37,7 @@ const LEAST_ROOM: u64 = 8 << 20;
 #[derive(Debug)]
 pub(crate) struct RingFile {
     directory: File,
-    /// The directory as the process has it, perhaps below the one that it works in.
+    /// The directory as the process names it; a relative path begins in its working directory.
     given: PathBuf,
     path: PathBuf,
     name: String,

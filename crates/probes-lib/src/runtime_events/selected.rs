@@ -92,8 +92,9 @@ pub enum SelectedEntry<'w> {
     },
     /// A domain has ended: what began in it has no end.
     DomainEnded(u32),
-    /// Events were paused or resumed at this time, in all domains: an end after it does not belong to a begin before it. Nanoseconds of
-    /// CLOCK_MONOTONIC; rings are read one after the other, so events from before that time may follow.
+    /// Events were paused or resumed at this time, in all domains: an end after it does not belong to a begin before
+    /// it. Nanoseconds of CLOCK_MONOTONIC; rings are read one after the other, so events from before that time may
+    /// follow.
     PausedOrResumed(u64),
     /// The process has forked a child, which has rings of its own; its pid, as the process knows it.
     Forked(Option<i64>),
@@ -162,7 +163,8 @@ impl SelectedEvents {
         })
     }
 
-    /// Calls `visit` with an entry if it is selected, and with what it means for others, selected or not.
+    /// Calls `visit` with an entry if it is selected, and always with what matters to other events: losses, the end of
+    /// a domain, pauses, forks.
     ///
     /// # Errors
     ///
