@@ -1,4 +1,4 @@
-//! Compares what the kernel has for two processes.
+//! Compares kernel resources of two processes.
 
 use std::io;
 

@@ -113,7 +113,8 @@ impl PerfEvent {
         Ok(id)
     }
 
-    /// Returns whether its thread, and all that have inherited it, have exited. Then it is always readable.
+    /// Returns whether its thread, and all threads that have inherited it, have exited. Then the event is always
+    /// readable.
     pub(crate) fn has_exited(&self) -> bool {
         let mut event = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
         let polled = poll(&mut event, PollTimeout::ZERO);

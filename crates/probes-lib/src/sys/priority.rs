@@ -1,4 +1,4 @@
-//! When this thread gets a processor, where several threads want one.
+//! The scheduling priority of this thread.
 
 /// The best ordinary priority.
 const BEST_NICE: i32 = -20;

@@ -1,4 +1,5 @@
-//! Where a thread keeps the locks that the kernel releases if it dies: part of its control block.
+//! The robust futexes of a thread, which the kernel releases if it dies. The head of their list is in its thread
+//! control block.
 
 use std::io;
 use std::ptr;

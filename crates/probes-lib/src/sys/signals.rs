@@ -231,8 +231,8 @@ pub(crate) fn take_sigchld(limit: Duration) -> bool {
     }
 }
 
-/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending and not ignored; all four have to be blocked. The kernel keeps blocked
-/// signals pending even if they are ignored, as SIGHUP is under nohup(1).
+/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending and not ignored; all four have to be blocked. The
+/// kernel keeps blocked signals pending even if they are ignored, as SIGHUP is under nohup(1).
 pub(crate) fn is_interrupted() -> bool {
     let mut pending = empty();
     // SAFETY: the set is initialised and outlives the calls.

@@ -132,7 +132,7 @@ pub(crate) struct Clock {
     fixed_nanoseconds_per_tick: u64,
 }
 
-/// How many bits such a number has after the point: of a second, that is 0.2 ns.
+/// How many bits such a number has after the binary point: at 3 GHz, the error is less than 0.7 ns a second.
 const FRACTION_BITS: u32 = 32;
 
 impl TickMeasurement {
