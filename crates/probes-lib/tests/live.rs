@@ -43,7 +43,7 @@ mod exporter;
 #[path = "live/survey.rs"]
 mod survey;
 
-// Updates without a stop of the process, updates that are undone, and holds of killed tools that are given back.
+// Updates without a stop of the process, updates that are undone, and holds of killed tools that are released.
 #[path = "live/holds.rs"]
 mod holds;
 #[path = "live/undo.rs"]

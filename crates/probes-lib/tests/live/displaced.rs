@@ -30,7 +30,7 @@ const STATUS_AND_DIRECTION: u64 = 0xcd5;
 /// No displaced instructions take as many steps.
 const MAX_STEPS: usize = 200;
 
-/// A process that executes what it is told.
+/// A stopped process that executes the instructions that it is given.
 struct Puppet {
     _guard: Box<dyn std::any::Any>,
     pid: Pid,
@@ -52,13 +52,13 @@ struct Outcome {
     elsewhere: Vec<Option<Vec<u8>>>,
 }
 
-/// Which of the registers of an outcome are these.
+/// Indexes in the registers of an outcome.
 const RSP: usize = 7;
 const FLAGS: usize = 16;
 
 impl Outcome {
     /// Undoes a push of a return address.
-    fn take_back_push(&mut self, memory: u64, return_address: u64, original: &Outcome) {
+    fn undo_push(&mut self, memory: u64, return_address: u64, original: &Outcome) {
         let at = (self.registers[RSP] - memory) as usize;
         assert_eq!(self.memory[at..at + 8], return_address.to_le_bytes());
         self.memory[at..at + 8].copy_from_slice(&original.memory[at..at + 8]);
@@ -268,8 +268,8 @@ fn is_repeatable(instruction: &Instruction) -> bool {
     !is_wide && !unknown.contains(&instruction.mnemonic())
 }
 
-/// Returns whether memory may be changed that is not reset: that of the thread, or where a pointer leads that is read from
-/// the object's data.
+/// Returns whether instructions may change memory that is not reset: thread-local storage, or what a pointer in the
+/// object's data points to.
 fn changes_other_memory(instructions: &[Instruction]) -> bool {
     let mut pointers = Vec::new();
     for it in instructions {
@@ -393,7 +393,7 @@ fn assert_same(
             assert!(patched.address >= moved.0);
             if patched.address > moved.0 {
                 // The return address is pushed before the target is read, not after.
-                patched.take_back_push(memory, at_fault.next_ip(), &original);
+                patched.undo_push(memory, at_fault.next_ip(), &original);
             }
         } else {
             assert_eq!(patched.address, moved.0);

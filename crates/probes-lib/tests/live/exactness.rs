@@ -281,8 +281,8 @@ fn observation_equals_the_handlers_count() {
     }
 }
 
-/// Asserts that each thread has as many values in a histogram as the program says that it made `hits`, where values are numbers of
-/// threads or, if `has_rounds`, those of rounds, too.
+/// Asserts that a histogram has as many values for each thread as the program reports as `hits`. A value is the number
+/// of the thread or, if `has_rounds`, made of that number and the number of the round.
 fn check_histogram(
     histogram: &ValueHistogram,
     has_rounds: bool,

@@ -1,4 +1,4 @@
-//! Updates that are recorded, so that others can give them back.
+//! Updates that are recorded, so that other tools can release them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -109,7 +109,7 @@ fn forced_update_that_fails_forgets_no_holder() {
             (process::status(talker.pid(), "TracerPid") == "0").then_some(())
         });
         assert_eq!(held(&target), ["plain"]);
-        // Once it is set, nothing is to be given back.
+        // After that, there is nothing to release.
         target.update(&off).unwrap();
         assert!(held(&target).is_empty());
     }
@@ -122,7 +122,7 @@ fn hold_released_twice_gives_back_once() {
         let target = Target::open(talker.pid()).unwrap();
         let hold = target.hold(&enable("plain"), Options::default()).unwrap();
         hold.release(Options::default()).unwrap();
-        // Of another tool, which keeps what it has added.
+        // By another tool, whose update stays.
         target.update(&enable("plain")).unwrap();
         let other = Image::of(talker.pid());
         let again = hold.release(Options::default()).unwrap();

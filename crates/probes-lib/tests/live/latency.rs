@@ -174,8 +174,8 @@ fn times_beyond_the_slots_are_counted_as_dropped() {
     }
 }
 
-/// Observes pairs by a key while the program `requests` executes `line`; returns the latency, how many requests there were, and the sums of
-/// their times by the program's own clock, outside and inside of the probes.
+/// Observes pairs by a key while the program `requests` executes `line`; returns the latency, how many requests there
+/// were, and the sums of their times by the program's own clock, measured outside and inside of the probes.
 fn requests_by_key(
     talker: &mut Talker,
     observation: Observation,
@@ -212,7 +212,8 @@ fn requests_are_timed_by_their_key() {
                     requests_by_key(&mut talker, observation, line);
                 assert_eq!(outcomes(&latency), [u64::from(many), 0, 0, 0], "{key:?}");
                 assert!(latency.is_by_key() && latency.is_trusted() == Some(true));
-                // Wherever a thread has to wait for a processor. The program's clock has microseconds, and the mean nanoseconds.
+                // A thread may have to wait for a processor anywhere. The program's clock has microseconds, and the
+                // mean nanoseconds.
                 let ours = latency.mean() * many;
                 let unknown = Duration::from_micros(2) * many;
                 assert!(

@@ -1,5 +1,5 @@
-//! Functions as OCaml 5 makes them of externals: a return of one byte, right after which the next function begins. They
-//! are timed together all the same.
+//! OCaml 5's wrappers of C functions: each ends with a return of one byte, right after which the next function begins.
+//! They are timed together all the same.
 
 use probes_lib::{FunctionLatency, FunctionSelector, Observation, Observer, Target};
 use test_support::process::Image;

@@ -28,7 +28,7 @@ fn plugin() -> String {
     fixture("objects/plugin.so").display().to_string()
 }
 
-/// One whose semaphores are in zero-initialised memory, on a page of no file.
+/// A plugin whose semaphores are in zero-initialised memory, on a page of no file.
 fn zeroed_plugin() -> String {
     fixture("objects/zeroed.so").display().to_string()
 }

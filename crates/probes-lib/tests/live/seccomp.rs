@@ -14,7 +14,7 @@ use test_support::{Scratch, Talker, fixture, fixture_forms};
 
 use crate::observe::{anonymous_code, options};
 
-/// Options that assume that filters that cannot be read allow everything.
+/// Options that take filters that cannot be read to allow everything.
 fn despite() -> Options {
     Options {
         despite_seccomp: true,

@@ -1,5 +1,5 @@
-//! Signal handlers that interrupt the trampolines of timed functions at every instruction, and call timed functions themselves.
-//! The process is stepped through a call of `outer`, which calls `leaf`:
+//! Signal handlers that interrupt the trampolines of timed functions at every instruction, and call timed functions
+//! themselves. The process is stepped through a call of `outer`, which calls `leaf`:
 //!
 //! ```text
 //! outer  ──▶ entry ──▶ call leaf ──▶ entry ──▶ x + 1 ──▶ exit ──▶ exit ──▶
@@ -7,8 +7,8 @@
 //!              handlers, one or several, each of which calls `leaf`, or leaves by siglongjmp(3)
 //! ```
 //!
-//! `steps` calls `outer`, and nothing interrupts its own trampolines. So the self times of all calls that it encloses add up to its
-//! total time, whatever is interrupted.
+//! `steps` calls `outer`, and nothing interrupts its own trampolines. So the self times of all calls that it encloses
+//! add up to its total time, whatever is interrupted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -110,8 +110,8 @@ impl Stepped {
         answer.split(' ').nth(1).unwrap().parse().unwrap()
     }
 
-    /// Steps through a call of `outer`, up to its end or as long as `before`, which is called before each instruction with its
-    /// address, returns true. Returns whether it has ended.
+    /// Steps through a call of `outer`, up to its end or as long as `before`, which is called before each instruction
+    /// with its address, returns true. Returns whether it has ended.
     fn step_through_outer(&mut self, mut before: impl FnMut(&Self, u64) -> bool) -> bool {
         self.calls_of_outer += 1;
         let outside = self.tracee.registers().rsp;

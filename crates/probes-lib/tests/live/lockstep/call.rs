@@ -27,8 +27,8 @@ pub(super) enum End {
     Steps,
     /// The next instruction is a system call, or its effect depends on more than registers and memory.
     Unrepeatable,
-    /// Patched code, or memory of the observation, is accessed as data, or a trampoline contains an instruction whose effect depends on more, or that is
-    /// repeated too often.
+    /// Patched code, or memory of the observation, is accessed as data; or a trampoline has an instruction whose effect
+    /// depends on more than registers and memory, or that is repeated too often.
     Incomparable,
     /// OCaml's jumps through tables rely on types; random values have none.
     WildJump,
@@ -38,7 +38,7 @@ pub(super) enum End {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Step {
     Done,
-    /// A signal, also once missing pages are mapped: the instruction was not executed.
+    /// A signal that arrives even after missing pages were mapped: the instruction was not executed.
     Signal(Signal),
 }
 
@@ -405,8 +405,9 @@ impl<'t> Call<'t> {
         ))
     }
 
-    /// Trampolines that take times save registers below the stack pointer, where nothing is at the entry and the exits of
-    /// a function: restores what they have overwritten there, if it was not written by the function itself.
+    /// Restores what trampolines have overwritten below the stack pointer, unless the function itself has written
+    /// there. Trampolines that take times save registers there, because nothing is there at the entry and the exits of
+    /// a function.
     pub(super) fn restore_dead_stack(
         &self,
         before: &user_regs_struct,
@@ -416,7 +417,7 @@ impl<'t> Call<'t> {
         const SAVED: u64 = 64;
         let after = self.original.registers();
         let is_entry = |at: u64| self.twin.program.entries.contains(&at);
-        // Or it is about to leave, and cannot.
+        // It may also be about to leave, and fault.
         let is_leaving = self.twin.program.instruction(after.rip).is_some_and(|it| {
             let flow = it.flow_control();
             matches!(flow, FlowControl::Return | FlowControl::IndirectBranch)

@@ -76,7 +76,7 @@ impl Tracee {
         loop {
             match waitpid(self.pid, Some(WaitPidFlag::__WALL)).unwrap() {
                 WaitStatus::Stopped(_, Signal::SIGTRAP) => return None,
-                // Nobody has to know.
+                // Not delivered: it has nothing to do with the instruction.
                 WaitStatus::Stopped(_, Signal::SIGCHLD) => ptrace::step(self.pid, None).unwrap(),
                 WaitStatus::Stopped(_, signal) => return Some(signal),
                 WaitStatus::PtraceEvent(..) => return None,
