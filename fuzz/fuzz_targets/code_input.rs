@@ -1,7 +1,8 @@
 // Included by the target `code` and by the tests of the library.
 
-/// Returns code at 0x40_1000, with data behind it, and the ranges of its functions: the first byte is their number; each has
-/// a byte for its start and one for its length, in units of four bytes; the rest is code, of which the last eighth is data.
+/// Returns code at 0x40_1000, with data after it, and the ranges of its functions. The first byte is their number; then
+/// each function has a byte for its start and one for its length, in units of four bytes; the rest is code, of which
+/// the last eighth is data.
 fn code_input(bytes: &[u8]) -> Option<(Code, Vec<CodeRange>)> {
     const AT: u64 = 0x40_1000;
     let (count, rest) = bytes.split_first()?;

@@ -1,5 +1,5 @@
-//! Reads expressions, and asks them of a point with arguments of all kinds and of a hit with arbitrary ones. The tests of the library
-//! check the corpus in the same way.
+//! Parses expressions, type-checks them for a point with arguments of all kinds, and evaluates them for a hit with
+//! arbitrary arguments. The tests of the library check the corpus in the same way.
 
 #![no_main]
 

@@ -39,7 +39,7 @@ fuzz_target!(|file: &[u8]| {
     for id in users {
         let _ = events.user_event_name(id);
     }
-    // The same by names: they are read from the file, too.
+    // The same, selected by names, which are also read from the file.
     let mut events = events.from_start();
     let mut named = 0;
     let by_name = events.select(&[]).and_then(|mut selected| {

@@ -8,7 +8,7 @@ use crate::stats::Samples;
 
 const END: &str = "<!-- end -->";
 
-/// The begin of each start marker.
+/// The beginning of each start marker.
 const START: &str = "<!-- bench ";
 
 fn start_marker(name: &str) -> String {

@@ -1,4 +1,4 @@
-//! What observing functions costs: a call, the stops, planning, and how much longer a compiler takes whose functions
+//! What observing functions costs: a call, the stops, planning, and how much longer a compiler takes if its functions
 //! are counted.
 
 use std::fs::{self, File, OpenOptions};

@@ -81,7 +81,7 @@ impl Spin {
             shared,
             path,
             resets: 0,
-            // After the target was started, because that would inherit it.
+            // Only after the target was started, which would otherwise inherit it.
             _priority: (spinning > 1).then(RealTimePriority::new),
         };
         if spin.read(0)? != MAGIC {
@@ -177,7 +177,7 @@ impl Drop for Spin {
 
 /// Gives the first thread of this process, which runs the benchmarks, real-time priority until this value is dropped;
 /// threads and processes that it starts meanwhile inherit it. Without it, beside 256 busy threads, any step takes a
-/// second. If we have no privilege for that, the priority stays as it is.
+/// second. Without the privilege for that, the priority stays as it is.
 struct RealTimePriority;
 
 impl RealTimePriority {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use crate::{Scratch, Talker, eventually, output, process};
 
-/// A directory that is the root of a container, in one that can be hidden.
+/// A directory that is the root of a container, inside a directory that can be hidden.
 #[derive(Debug)]
 pub struct Container(Scratch);
 
