@@ -23,8 +23,7 @@ const UPDATES: usize = 200;
 /// Tools interrupted, on each of four targets.
 const TOOLS_PER_TARGET: u32 = 50;
 
-/// A run, or an update, is divided into this many parts: signals are sent at the start of each in
-/// turn.
+/// A run, or an update, is divided into this many parts. Each signal is sent at the start of the next part.
 const STEPS: u32 = 25;
 
 /// How long a thread of `churn` lives.

@@ -178,7 +178,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
         let offset = file_offset(&copy, in_file);
         session.image();
 
-        // On the nop, where tracers that know only the note put it.
+        // A breakpoint on the nop, where tracers put it that know only the note.
         let refused = |bytes: &str| {
             let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
             let message = error.to_string();

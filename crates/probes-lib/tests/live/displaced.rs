@@ -39,7 +39,7 @@ struct Puppet {
     memory: u64,
 }
 
-/// What happened until the code was left.
+/// The result of executing code until it was left.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     /// Where it went on, or was when a signal arrived.
@@ -303,7 +303,7 @@ fn same_effect(
     );
     let decoder = Decoder::with_ip(64, bytes, start.0, DecoderOptions::NONE);
     let instructions: Vec<Instruction> = decoder.into_iter().collect();
-    // The original of a branch to itself is not left, but its copy is.
+    // A branch to itself never leaves the original code, but leaves the copy.
     let is_endless = instructions[0].near_branch_target() == start.0;
     let is_repeatable =
         instructions.iter().all(is_repeatable) && !changes_other_memory(&instructions);
@@ -364,7 +364,7 @@ fn same_effect(
         puppet.unmap(to.0 & !4095, ROOM);
     }
     if site.flags_are_dead() {
-        // Whatever flags a trampoline leaves.
+        // A trampoline may leave any flags.
         let others = (seeds.0, seeds.1, !seeds.2);
         let is_original = |at| at > start.0 && at < end;
         let mut other = puppet.run(start.0, is_original, &others, &elsewhere);

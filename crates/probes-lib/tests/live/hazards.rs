@@ -277,8 +277,8 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                     let observed = session.target.observe(&observation, options);
                     let error = observed.err().unwrap();
                     let kind = error.kind();
-                    let is_told = matches!(kind, ErrorKind::Observe(ObserveError::NotRunning));
-                    assert!(is_told, "{error}");
+                    let is_reported = matches!(kind, ErrorKind::Observe(ObserveError::NotRunning));
+                    assert!(is_reported, "{error}");
                     assert_eq!(error.effect(), Effect::NothingChanged);
                 }
                 Image::of(pid).assert_same(&image, "it has not run meanwhile");

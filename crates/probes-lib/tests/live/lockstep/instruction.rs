@@ -7,7 +7,7 @@ use iced_x86::{
 };
 use nix::libc::user_regs_struct;
 
-/// The status flags and that of the direction.
+/// The status flags and the direction flag.
 pub(super) const FLAGS: u64 = 0xcd5;
 
 pub(super) fn decode(bytes: &[u8], address: u64) -> Instruction {

@@ -31,11 +31,11 @@ pub(super) struct Program {
     pub(super) original: Tracee,
     pub(super) _guard: Box<dyn std::any::Any>,
     pub(super) callees: Vec<Callee>,
-    /// Those of the program itself, and not of a library.
+    /// The callees of the program itself, not of a library.
     pub(super) own: Range<usize>,
-    /// Where they begin.
+    /// Where callees begin.
     pub(super) entries: BTreeSet<u64>,
-    /// What is mapped in it, and whether it is code, or data of its own that can be written.
+    /// What is mapped, by its start.
     pub(super) mapped: BTreeMap<u64, Mapped>,
     pub(super) instructions: RefCell<HashMap<u64, Instruction>>,
 }

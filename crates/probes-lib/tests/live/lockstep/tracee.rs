@@ -85,7 +85,7 @@ impl Tracee {
         }
     }
 
-    /// Makes a system call by the instruction at `gate`; the registers are those of before then.
+    /// Makes a system call by the instruction at `gate`, and restores the registers.
     pub(super) fn call(&self, gate: u64, number: c_long, arguments: [u64; 6]) -> u64 {
         let before = self.registers();
         let [rdi, rsi, rdx, r10, r8, r9] = arguments;
@@ -164,7 +164,8 @@ impl Tracee {
     }
 }
 
-/// Pins this thread and a process to one processor: its number is in the memory of both (rseq(2)), and they take turns.
+/// Pins this thread and a process to one processor: its number is in the memory of both (rseq(2)), and only one of them
+/// runs at a time.
 pub(crate) fn pin(pid: i32) {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap();
     let field = |name: &str| {
