@@ -640,7 +640,7 @@ fn refusals_say_why() {
     let refusal = |bytes: &[u8]| entry(&[bytes]).unwrap_err().to_string();
     assert_eq!(refusal(b"\xc3"), "is too short: 1 byte, and a jump takes 5");
     assert_eq!(refusal(b""), "is not in the code of its file");
-    // Behind its endbr64, another function may begin.
+    // After its endbr64, another function may begin.
     assert_eq!(
         refusal(b"\xf3\x0f\x1e\xfa"),
         "has a branch target at +0x4, inside the bytes of the jump"
