@@ -34,7 +34,7 @@ fn sections_input(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut header = |name: &str, kind: u32, flags, address, at: usize, len: usize, entry: u64| {
         headers.extend((names.len() as u32).to_le_bytes());
         headers.extend(kind.to_le_bytes());
-        // The names of the symbols are in the section behind them.
+        // The names of the symbols are in the next section.
         let link = if kind == 2 { 6 } else { 0 };
         for word in [flags, address, at as u64, len as u64, link, 1, entry] {
             headers.extend(word.to_le_bytes());

@@ -141,7 +141,7 @@ impl Recorded {
     }
 
     /// Returns how many calls were recorded, and how many are known to be missing.
-    fn told(self, report: &ObservationReport) -> [u64; 2] {
+    fn reported(self, report: &ObservationReport) -> [u64; 2] {
         match self {
             Recorded::Counts | Recorded::CountsWhere(_) => [report.counts.total(), 0],
             Recorded::Histogram(..) => {
@@ -173,15 +173,15 @@ pub(crate) fn calls(targets: &Path, rounds: usize) -> Result<String> {
             let command = recorded.command();
             eprintln!("bench: the calls of {threads} threads with {command}");
             let (mut bare, mut observed) = (Samples::default(), Samples::default());
-            let [mut made, mut told, mut lost] = [0; 3];
+            let [mut made, mut reported, mut lost] = [0; 3];
             for _ in 0..rounds {
                 let calls = recorded.calls();
                 bare.push(call_ps(&mut talker, threads, calls)?);
                 let mut observer = target.observe(&recorded.observation()?, Options::default())?;
                 observed.push(call_ps(&mut talker, threads, calls)?);
                 made += calls;
-                let [these, missing] = recorded.told(&observer.remove()?);
-                told += these;
+                let [these, missing] = recorded.reported(&observer.remove()?);
+                reported += these;
                 lost += missing;
             }
             let adds = observed.median() as f64 - bare.median() as f64;
@@ -191,7 +191,7 @@ pub(crate) fn calls(targets: &Path, rounds: usize) -> Result<String> {
                 ns(bare.median() as f64),
                 ns(adds),
                 made.to_string(),
-                told.to_string(),
+                reported.to_string(),
                 lost.to_string(),
             ]);
         }
