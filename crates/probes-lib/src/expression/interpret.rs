@@ -37,7 +37,7 @@ pub enum Answer {
     True,
     /// It is false.
     False,
-    /// Neither: a value does not have the type that the expression needs (a block instead of an `int`), or cannot be read.
+    /// Neither: a value does not have the type that the expression needs (a block, not an `int`), or cannot be read.
     Untyped,
 }
 

@@ -36,10 +36,11 @@ pub struct Scope {
     parameters: Option<Vec<Parameter>>,
     /// Whether the return address of a call is at the top of the stack.
     has_caller: bool,
-    /// At the exits of a function: the kind of its result, which is the only argument of a hit, argument 0. `None` at other points.
+    /// At the exits of a function: the kind of its result, which is argument 0 of a hit, and the only one. `None` at
+    /// other points.
     result: Option<ParameterKind>,
-    /// Whether a trampoline may find out by a system call which memory can be read, which strings of C need. It may not if a
-    /// seccomp filter of the process could refuse the call.
+    /// Whether a trampoline may make a system call to find out which memory can be read, as strings of C need. It may
+    /// not if a seccomp filter of the process could refuse the call.
     may_ask_kernel: bool,
 }
 
@@ -83,7 +84,7 @@ pub enum ParameterKind {
 }
 
 impl Scope {
-    /// Returns the scope of a point with these arguments. Messages call it `point`; its name is what `probe` is in expressions.
+    /// Returns the scope of a point with these arguments. Messages call it `point`; in expressions, `probe` is `name`.
     pub fn of(
         point: impl Into<String>,
         name: impl Into<String>,
@@ -128,8 +129,8 @@ impl Scope {
         }
     }
 
-    /// Returns the scope of the exits of a function with a result of this kind, which is `retval` in expressions, and the first argument
-    /// of a [`Hit`]. Its arguments are not known there.
+    /// Returns the scope of the exits of a function with a result of this kind: `retval` in expressions, and the first
+    /// argument of a [`Hit`]. The function's arguments are not known there.
     ///
     /// ```
     /// use probes_lib::{Expression, ParameterKind, Scope};
@@ -198,7 +199,8 @@ impl IntegerExpression {
         self.is_signed
     }
 
-    /// Returns what it is at a hit. `None` is untyped: a value does not have the type that the expression needs, or cannot be read.
+    /// Returns the integer at a hit. `None` is untyped: a value does not have the type that the expression needs, or
+    /// cannot be read.
     pub fn value(&self, hit: &impl Hit) -> Option<u64> {
         super::interpret::number(&self.number, hit)
     }
