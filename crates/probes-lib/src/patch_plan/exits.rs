@@ -365,10 +365,10 @@ impl Exits<'_> {
     }
 }
 
-/// Plans the patches of a function that is straight code, perhaps a call, and a return: OCaml 5's wrappers of C functions.
-/// The return becomes a short jump back to an island among the displaced instructions. Its second byte is padding, or
-/// the first byte of the next function, whose jump has to be [prefixed](Jump::Prefixed). `entry` is a candidate for
-/// the patch of its entry.
+/// Plans the patches of one of OCaml 5's wrappers of C functions: straight code, perhaps a call, and a return. The
+/// return becomes a short jump back to an island among the displaced instructions. Its second byte is padding, or the
+/// first byte of the next function, whose jump has to be [prefixed](Jump::Prefixed). `entry` is a candidate for the
+/// patch of its entry.
 ///
 /// ```text
 /// f   e9 d d d d . . . . e9 d d d d . eb│f8 e9 d d d d   g
