@@ -310,8 +310,8 @@ impl RuntimeEvents {
         &self.version
     }
 
-    /// Calls `visit` with all events that were written since the last call, ring by ring. What was lost of a ring comes before the
-    /// events that were written after it.
+    /// Calls `visit` with all events that were written since the last call, ring by ring. What a ring has lost comes
+    /// before the events that were written after it.
     ///
     /// # Errors
     ///
@@ -335,8 +335,8 @@ impl RuntimeEvents {
         self.rings.resumed
     }
 
-    /// Returns whether the program has paused its events, and nothing was written since, as far as they were read. Not all versions of the
-    /// runtime write that; and another tool may have resumed them, which is not written.
+    /// Returns whether the program has paused its events, and nothing was written since, as far as they were read. Not
+    /// all versions of the runtime write that; and another tool may have resumed them, which is not written.
     pub fn are_paused(&self) -> bool {
         let paused_at = self.rings.paused_at;
         paused_at.is_some_and(|time| time >= self.rings.written_at)
@@ -401,8 +401,8 @@ impl RuntimeEvents {
         name.map_err(|error| error_of(&self.subject, error.into()))
     }
 
-    /// Returns whether the process still has the file mapped: not if it has exited, exec'd another program, or ended its events.
-    /// What it has written before can still be read.
+    /// Returns whether the process still has the file mapped: not if it has exited, exec'd another program, or ended
+    /// its events. What it has written before can still be read.
     ///
     /// # Errors
     ///
@@ -551,8 +551,8 @@ pub(crate) fn ring_mapping(process: &Process) -> Result<Option<Mapping>> {
     Ok(find_ring(&maps, &name).cloned())
 }
 
-/// Returns the mapping of the file of events with this name: if there are several, one whose file has the name still, because the
-/// runtime has created it after the others.
+/// Returns the mapping of the file of events with this name. If there are several, it prefers one whose file still has
+/// the name: the runtime has created it last.
 fn find_ring<'m>(maps: &'m [Mapping], name: &str) -> Option<&'m Mapping> {
     let mut rings = maps.iter().filter(|it| is_ring(it, name));
     let named = rings.clone().find(|it| !it.is_deleted());

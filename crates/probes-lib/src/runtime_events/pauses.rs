@@ -264,8 +264,8 @@ impl GcPauses {
             .map(|(number, domain)| (*number, domain))
     }
 
-    /// Returns the domains in a pause that had not ended when the events were read last, and when it began, in nanoseconds of
-    /// CLOCK_MONOTONIC. Of one that began before events were resumed, the end may not have been written.
+    /// Returns the domains that were in a pause when the events were read last, and when it began, in nanoseconds of
+    /// CLOCK_MONOTONIC. Pauses that began before events were resumed are left out: their end may not have been written.
     pub fn under_way(&self) -> impl Iterator<Item = (u32, u64)> {
         let domains = self.domains.iter();
         let began = domains.filter_map(|(number, domain)| {

@@ -133,8 +133,8 @@ impl RingFile {
         }
     }
 
-    /// Checks the same again, but not whether the file exists, which it may have created meanwhile; unless it works in another
-    /// directory by now.
+    /// Checks the same again, except whether the file exists: the process may have created it meanwhile. That is
+    /// checked only if it now works in another directory.
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ pub(crate) fn make_real_time() {
     }
 }
 
-/// Gives this thread the best ordinary priority, if that is permitted; threads and programs that it starts inherit it. Returns the
-/// nice value that it had before.
+/// Gives this thread the best ordinary priority, if that is permitted; threads and programs that it starts inherit it.
+/// Returns the nice value that it had before.
 pub(crate) fn make_best() -> i32 {
     // SAFETY: takes no pointer; 0 is the calling thread, which is there.
     let before = unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) };

@@ -43,8 +43,8 @@ pub(crate) fn monotonic() -> u64 {
     now.as_nanos() as u64
 }
 
-/// How much longer the machine was suspended, if it was suspended between two readings; less is the time between the two
-/// clocks of one reading.
+/// If the machine was suspended between two readings, the time in suspension has grown by more than this; less may be
+/// the time between the two clocks of one reading.
 const MIN_SUSPENSION: Duration = Duration::from_millis(1);
 
 /// The counter and the clock at one moment.
@@ -52,7 +52,8 @@ const MIN_SUSPENSION: Duration = Duration::from_millis(1);
 struct ClockReading {
     ticks: u64,
     at: Instant,
-    /// How long the machine has been suspended since boot. The clock stops meanwhile; the counter may go on, or begin again.
+    /// How long the machine has been suspended since boot. The clock stops meanwhile; the counter may go on, or
+    /// restart.
     suspended: Duration,
 }
 
