@@ -142,8 +142,8 @@ impl Drop for Breakpoint {
     }
 }
 
-/// A copy of a program that only one process runs, and a link to it: a uprobe belongs to a file, and its path must not contain
-/// a space.
+/// A copy of a program that only one process runs, and a link to it: a uprobe belongs to a file, and its path must not
+/// contain a space.
 fn linked_copy(scratch: &Scratch, file: &Path) -> (PathBuf, PathBuf) {
     let copy = scratch.copy(file, "program");
     static LINKS: AtomicUsize = AtomicUsize::new(0);

@@ -1,5 +1,6 @@
-//! Patched functions compute the same as unpatched ones. A process and its copy, of which most functions are observed, execute
-//! random functions with the same random registers and memory, each call in two new processes, one instruction at a time:
+//! Patched functions compute the same as unpatched ones. A process and its copy, most of whose functions are observed,
+//! execute random functions with the same random registers and memory, each call in two new processes, one instruction
+//! at a time:
 //!
 //! ```text
 //! unpatched   i1 ──▶ i2 ──▶ i3 ──▶ i4 ──▶ …        the same registers and flags wherever both are,
@@ -7,8 +8,8 @@
 //! patched     jmp ─▶ trampoline ──▶ i4 ──▶ …
 //! ```
 //!
-//! The patches, their trampolines and their places are those of an observation. `LOCKSTEP_CASES` is the number of calls for
-//! each program and observation, `LOCKSTEP_SEED` selects them.
+//! The patches, their trampolines and their places are those of an observation. `LOCKSTEP_CASES` is the number of calls
+//! for each program and observation, `LOCKSTEP_SEED` selects them.
 
 #[path = "lockstep/call.rs"]
 mod call;

@@ -27,7 +27,8 @@ use crate::observe::options;
 
 const FUNCTIONS: [&str; 4] = ["steps", "outer", "leaf", "lasts"];
 
-/// Also observed, though nothing is asserted of them: the more functions, the fewer histograms each has, which take long to read.
+/// Also observed, though nothing is asserted of them: with more functions, each has fewer histograms, which take long
+/// to read.
 const OTHERS: &str = "fixture_*";
 
 /// What was counted of a function.
@@ -327,8 +328,8 @@ fn interrupted_handlers_leave_self_times_exact() {
     }
 }
 
-/// Calls `steps`, whose first call of `outer` a handler leaves by siglongjmp(3) before this instruction. Returns whether it had ended
-/// before.
+/// Calls `steps`, and has a handler leave its first call of `outer` by siglongjmp(3) before this instruction. Returns
+/// whether the call had ended before.
 fn leave_at(stepped: &mut Stepped, instruction: usize, rounds: usize) -> bool {
     let mut steps = 0;
     stepped.begin(rounds);

@@ -268,8 +268,8 @@ impl<'t> Call<'t> {
         Ok(End::Steps)
     }
 
-    /// Executes an instruction in the patched process, with the trampoline that it leads to, and what has the same effect in
-    /// the other one. Returns how the call ends, if both end with the same signal.
+    /// Executes an instruction in the patched process, with the trampoline that it leads to, and code with the same
+    /// effect in the other process. Returns how the call ends, if both end with the same signal.
     pub(super) fn step_both(&mut self, before: &user_regs_struct) -> Result<Option<End>> {
         let is_patched = self
             .twin
@@ -462,8 +462,8 @@ impl<'t> Call<'t> {
         callee.is_some_and(|it| it.code.contains(&other))
     }
 
-    /// Returns whether an instruction accesses patched code as data, or memory of the observation: random addresses may lead
-    /// there.
+    /// Returns whether an instruction accesses patched code as data, or memory of the observation, as random addresses
+    /// may.
     fn touches_observation(&self, instruction: &Instruction, registers: &user_regs_struct) -> bool {
         accessed(instruction, registers)
             .into_iter()
