@@ -337,11 +337,8 @@ impl Error {
     pub(crate) fn is_failed_call(&self) -> bool {
         let source = std::error::Error::source(self);
         let source = source.and_then(|source| source.downcast_ref::<io::Error>());
-        let errno = source.and_then(io::Error::raw_os_error);
-        matches!(
-            errno.map(Errno::from_raw),
-            Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM | Errno::EIO)
-        )
+        let is_input_error = |it: &io::Error| it.raw_os_error() == Some(Errno::EIO as i32);
+        source.is_some_and(|it| is_shortage(it) || is_input_error(it))
     }
 
     /// Whether a program or file has no probes: [`ProbeError::NoProbes`].
@@ -527,4 +524,10 @@ pub(crate) fn reason(error: &io::Error) -> String {
         Some(errno) => Errno::from_raw(errno).desc().to_owned(),
         None => error.to_string(),
     }
+}
+
+/// Whether an error says that we lack something for a while, and nothing about what was to be opened or read.
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }

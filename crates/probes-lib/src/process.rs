@@ -6,6 +6,7 @@
 //! and its version 0.18 panics on a mapped file called `/SYSV`.)
 
 mod cgroup;
+pub(crate) mod children;
 pub(crate) mod code_files;
 pub(crate) mod code_fragments;
 pub(crate) mod denial;
@@ -233,14 +234,6 @@ impl Process {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let file = self.open_file("task", flags)?;
         Ok(ThreadList(Dir::from_fd(OwnedFd::from(file))?))
-    }
-
-    /// Returns the children of its first thread, which has all those that exited threads have started.
-    pub(crate) fn children(&self) -> io::Result<Vec<i32>> {
-        let pids = self.read(&format!("task/{}/children", self.pid))?;
-        let pids = String::from_utf8_lossy(&pids);
-        let pids = pids.split_ascii_whitespace().map(str::parse);
-        Ok(pids.filter_map(|pid: Result<i32, _>| pid.ok()).collect())
     }
 
     /// Returns whether the thread has begun to exit, so that the kernel refuses to trace it.

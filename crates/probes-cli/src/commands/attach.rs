@@ -181,6 +181,11 @@ fn change_for(
         }
     }
     let is_changed = |(_, hold): &(&Target, Hold)| hold.report().changed.iter().any(is_change);
+    let sum_up_each = |failures: &ProcessFailures| {
+        for (target, hold) in &changed {
+            changes::sum_up(output, &failures.messages(target.pid()), hold.report());
+        }
+    };
     let mut steps = StepFailures::default();
     if !changed.iter().any(is_changed) {
         interruptible.end().1?;
@@ -188,9 +193,7 @@ fn change_for(
             messages.note("nothing was changed: -for has nothing to undo, and does not wait");
         }
         steps.add(unprinted.and_then(|()| output.print(&text)));
-        for (target, hold) in &changed {
-            changes::sum_up(output, &failures.messages(target.pid()), hold.report());
-        }
+        sum_up_each(failures);
         return Ok(steps);
     }
     // If the reader does not read, the changes are still undone when the time is over or a signal comes.
@@ -198,9 +201,7 @@ fn change_for(
     interruptible.set_deadline(deadline);
     let printed = match interruptible.write(&text) {
         Ok(next) => {
-            for (target, hold) in &changed {
-                changes::sum_up(output, &failures.messages(target.pid()), hold.report());
-            }
+            sum_up_each(failures);
             Ok(next)
         }
         Err(failure) => Err(failure.after_undoing()),

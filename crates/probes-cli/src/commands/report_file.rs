@@ -61,9 +61,12 @@ impl ReportFile {
             replacement.finish()?;
             Ok(true)
         };
-        replace().map_err(|error| match self.is_new {
-            true => Failure::WriteFile(self.path.clone(), error),
-            false => Failure::KeptFile(self.path.clone(), error),
+        replace().map_err(|error| {
+            if self.is_new {
+                Failure::WriteFile(self.path.clone(), error)
+            } else {
+                Failure::KeptFile(self.path.clone(), error)
+            }
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Address -> function and source line (gimli, through addr2line).
 //!
-//! addr2line maps files into memory, and whoever shortens one that is mapped kills its readers by SIGBUS. So it gets a copy
+//! addr2line maps files into memory, and a process that reads a mapped file gets SIGBUS if the file was shortened. So it gets a copy
 //! of what it reads of a file.
 
 use std::os::fd::AsRawFd;

@@ -79,11 +79,8 @@ impl AfterCall {
 
     /// Looks at the next instruction. Returns whether it reads the flags; `None` if neither it nor any that follows does.
     pub(super) fn next(&mut self, instruction: &Instruction) -> Option<bool> {
-        if reads(instruction) & self.unwritten != 0 {
+        if reads_unwritten(instruction, &mut self.unwritten) {
             return Some(true);
-        }
-        if writes_surely(instruction) {
-            self.unwritten &= !instruction.rflags_modified();
         }
         self.left -= 1;
         let goes_on = is_straight(instruction) && self.left > 0 && self.unwritten != 0;
@@ -103,7 +100,7 @@ fn fate(function: &[Instruction], index: usize, others: OtherCode<'_>) -> Fate {
                 break;
             };
             left -= 1;
-            if reads(instruction) & unwritten != 0 {
+            if reads_unwritten(instruction, &mut unwritten) {
                 fate.read = true;
                 return fate;
             }
@@ -116,9 +113,6 @@ fn fate(function: &[Instruction], index: usize, others: OtherCode<'_>) -> Fate {
                     instruction.is_call_near() && (others.reads_first)(target)
                 };
                 break;
-            }
-            if writes_surely(instruction) {
-                unwritten &= !instruction.rflags_modified();
             }
             // What follows the end of a part in memory is other code.
             let next = function.get(index + 1);
@@ -141,6 +135,15 @@ fn fate(function: &[Instruction], index: usize, others: OtherCode<'_>) -> Fate {
         }
     }
     fate
+}
+
+/// Returns whether an instruction reads a flag that is still `unwritten`; otherwise removes those that it writes.
+fn reads_unwritten(instruction: &Instruction, unwritten: &mut u32) -> bool {
+    let is_read = reads(instruction) & *unwritten != 0;
+    if !is_read && writes_surely(instruction) {
+        *unwritten &= !instruction.rflags_modified();
+    }
+    is_read
 }
 
 /// Returns the flags that an instruction reads. That a system call copies them to `r11` does not count.

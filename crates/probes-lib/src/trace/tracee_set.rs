@@ -25,6 +25,7 @@ use nix::sys::prctl;
 use crate::error::Result;
 use crate::memory::ReadMemory;
 use crate::process::Process;
+use crate::process::children::children;
 use crate::sys::ptrace::{self, TraceScope, TraceeState};
 use crate::sys::signals;
 use crate::trace::starvation::StarvedThreads;
@@ -427,8 +428,8 @@ impl<'t> TraceeSet<'t> {
         if !self.has(pid) {
             return None;
         }
-        let children = Process::open(pid).ok()?.children().ok()?;
-        children.into_iter().find_map(|child| {
+        let process = Process::open(pid).ok()?;
+        children(&process).into_iter().find_map(|child| {
             let is_known = self.threads.contains_key(&child) || self.unreaped.contains(&child);
             let is_new = !is_known && !self.is_given_up(child);
             if is_new && ptrace::peek_state(child) != TraceeState::Gone {

@@ -12,7 +12,7 @@ use crate::observe::fibers::ProcessStacks;
 use crate::observe::frame_id::has_runtime;
 use crate::observe::functions::patches::Patching;
 use crate::observe::functions::wanted::{
-    EndsByPlace, KnownPlace, PlaceKey, PlaceKinds, QuestionsByKind, Wanted,
+    EndsByPlace, ExpressionsByKind, KnownPlace, PlaceKey, PlaceKinds, Wanted,
 };
 use crate::observe::functions::{ObservedFunction, ObservedFunctions, WantedFunction};
 use crate::observe::layout::calls::MAX_TIMED;
@@ -45,7 +45,7 @@ impl ObservedFunctions {
         let asked = asked_places(observation, timed, counted);
         let words = KnownArguments::of(pid, observation, &all, watched, &asked);
         let (start_filter, _) = observation.asked_of_times()?;
-        let questions = QuestionsByKind::of(observation, start_filter.as_ref(), &words);
+        let questions = ExpressionsByKind::of(observation, start_filter.as_ref(), &words);
         let wanted = |place: &FunctionPlace<'_>| questions.wanted(place, &kinds);
         let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
         let mut unreadable = [all.unreadable(), &all.unreadable_notes()].concat();

@@ -127,7 +127,7 @@ impl<'w> Wanted<'w> {
 }
 
 /// What an observation asks of the places of each kind.
-pub(super) struct QuestionsByKind<'w> {
+pub(super) struct ExpressionsByKind<'w> {
     observation: &'w Observation,
     words: &'w KnownArguments,
     counted: Option<CallExpressions<'w>>,
@@ -135,13 +135,13 @@ pub(super) struct QuestionsByKind<'w> {
     watched: Option<CallExpressions<'w>>,
 }
 
-impl<'w> QuestionsByKind<'w> {
+impl<'w> ExpressionsByKind<'w> {
     /// `start_filter` is the filter that [`Observation::asked_of_times`] returns.
     pub(super) fn of(
         observation: &'w Observation,
         start_filter: Option<&'w Expression>,
         words: &'w KnownArguments,
-    ) -> QuestionsByKind<'w> {
+    ) -> ExpressionsByKind<'w> {
         let questions = CallExpressions {
             filter: observation.filter.as_ref(),
             histogram: observation.histogram.as_ref(),
@@ -152,7 +152,7 @@ impl<'w> QuestionsByKind<'w> {
         let asks =
             questions.filter.is_some() || questions.histogram.is_some() || questions.keys.is_some();
         let asks_of_times = start_filter.is_some() || observation.time_keys.is_some();
-        QuestionsByKind {
+        ExpressionsByKind {
             observation,
             words,
             counted: asks.then_some(questions),

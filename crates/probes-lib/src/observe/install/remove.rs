@@ -331,7 +331,7 @@ fn remove_all<T: Send>(
         };
         let emptied = emptied.map(|stopped| removal.released_if_much_is_read(stopped));
         let results = read().map_err(|error| error.with_effect_if_none(Effect::StillMapped))?;
-        let unmap = |stopped| removal.unmap_again_stopped(&injector, stopped);
+        let unmap = |stopped| removal.unmap_and_release(&injector, stopped);
         let still_mapped = match emptied.map(unmap) {
             Some(Ok(())) => 0,
             // The points are restored and the results are read: the next tool unmaps what is still
@@ -382,7 +382,7 @@ impl Removal<'_> {
     }
 
     /// Unmaps the arenas, and lets the process run. It is stopped first, if it is not.
-    fn unmap_again_stopped<'s>(
+    fn unmap_and_release<'s>(
         &self,
         injector: &Injector<'s>,
         stopped: Option<Stopped<'s>>,

@@ -23,6 +23,7 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sys::stat::{Mode, fchmod, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
+use crate::error::is_shortage;
 use crate::process::file_lock::{self, LockKind, WHOLE};
 use crate::process::tool::new_id;
 use crate::sys::fault_point;
@@ -266,12 +267,6 @@ impl Directory {
             }
         }
     }
-}
-
-/// Whether an error says that we lack something for a while, and nothing about what was to be opened or read.
-pub(super) fn is_shortage(error: &io::Error) -> bool {
-    let errno = error.raw_os_error().map(Errno::from_raw);
-    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }
 
 /// Returns the part of the name that says which process a record is about.

@@ -10,14 +10,14 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
 use crate::address::LiveAddr;
-use crate::error::ToolProcess;
+use crate::error::{ToolProcess, is_shortage};
 use crate::memory::ReadMemory;
 use crate::process::load_bias::auxv_value;
 use crate::process::memory::ProcessMemory;
 use crate::process::status;
 use crate::process::tool::{own_namespace, since_boot};
 use crate::process::{Process, is_task_gone};
-use crate::update::holds::files::{Directory, LockedRecord, MAX_RECORD, RecordFile, is_shortage};
+use crate::update::holds::files::{Directory, LockedRecord, MAX_RECORD, RecordFile};
 use crate::update::holds::record::{
     self, EntryOutcome, Held, HolderRecord, ParsedRecord, ProcessKey,
 };
@@ -31,8 +31,8 @@ const AT_RANDOM: u64 = 25;
 /// forged ones.
 const DYING: (usize, Duration) = (20, Duration::from_micros(500));
 
-/// How many records of one process are read of each directory, and how many bytes of them in all: whoever owns the
-/// process can write as many as it likes, and each that is read is kept open. Room for the longest record, and others.
+/// How many records of one process are read of each directory, and how many bytes of them in all: the owner of the
+/// process can write any number of them, and each that is read is kept open. Room for the longest record, and others.
 const MAX_READ: (usize, u64) = (256, MAX_RECORD + (1 << 20));
 
 impl ProcessKey {
