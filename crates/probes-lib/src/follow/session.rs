@@ -131,7 +131,7 @@ impl<'f> FollowSession<'f> {
             let pid = followed.pid();
             self.send(FollowEvent::Missing { pid, error });
         }
-        let deadline = Instant::now() + self.options.time_limit;
+        let deadline = self.options.deadline();
         loop {
             // Its files are read here, so that they need not be while it is stopped.
             followed.resolve(self.actions)?;

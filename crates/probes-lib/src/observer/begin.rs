@@ -302,8 +302,7 @@ impl Target {
     fn lock_unobserved(&self, options: Options) -> Result<UpdateLock> {
         let begun = Instant::now();
         loop {
-            let lock =
-                UpdateLock::wait(self.opened.process(), Instant::now() + options.time_limit)?;
+            let lock = UpdateLock::wait(self.opened.process(), options.deadline())?;
             let refused = self.refuse_observed(options);
             let is_refused = refused.as_ref().is_err_and(is_already_observed);
             if !is_refused || begun.elapsed() > DYING {

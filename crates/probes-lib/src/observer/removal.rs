@@ -1,7 +1,7 @@
 //! The end of an observation: its patches are removed, and all that it has recorded is read.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::error::{Effect, Error, ErrorKind, ProcessError, Result};
 use crate::observe::DiscardedPatches;
@@ -135,7 +135,7 @@ impl Observer {
         let mut maps = Vec::new();
         let mut before = None;
         let mut remove_all = || {
-            let _lock = UpdateLock::wait(process, Instant::now() + options.time_limit)?;
+            let _lock = UpdateLock::wait(process, options.deadline())?;
             before.get_or_insert_with(|| process.stop_time().total());
             let memory = target.opened.unshadowed_memory()?;
             let source = source_of(target, &active.arenas, &active.data, Some(&memory));

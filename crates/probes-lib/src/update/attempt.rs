@@ -57,7 +57,7 @@ impl Updater<'_> {
             process.refuse_self_and_ancestors()?;
         }
         let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let deadline = Instant::now() + self.options.time_limit;
+        let deadline = self.options.deadline();
         let _lock = holds::settled_lock(process, deadline)?;
         let done = self.update_locked(choose, deadline);
         if let Some((hold, change)) = self.hold {
@@ -77,7 +77,7 @@ impl Updater<'_> {
             process.refuse_self_and_ancestors()?;
         }
         let _queue_guard = queue.lock().unwrap_or_else(PoisonError::into_inner);
-        let _lock = holds::settled_lock(process, Instant::now() + self.options.time_limit)?;
+        let _lock = holds::settled_lock(process, self.options.deadline())?;
         let Some(records) = holds::of_process(process)? else {
             return Ok(Vec::new());
         };
@@ -99,7 +99,7 @@ impl Updater<'_> {
                 ..*self
             };
             let choose = |program: &Program| choose_undo(program, &hold.applied(program));
-            let done = updater.update_locked(&choose, Instant::now() + self.options.time_limit);
+            let done = updater.update_locked(&choose, self.options.deadline());
             hold.record_outcome(process, HoldChange::GiveBack, done.as_ref());
             let left = hold.names();
             released.push(ReleasedHold {
@@ -140,7 +140,7 @@ impl Updater<'_> {
     ///
     /// See [`Target::check`](crate::Target::check).
     pub(crate) fn check(&self, choose: Choose<'_>) -> Result<()> {
-        let deadline = Instant::now() + self.options.time_limit;
+        let deadline = self.options.deadline();
         loop {
             match self.check_once(choose) {
                 Err(error) if self.opened.is_unloaded(&error) && Instant::now() < deadline => {

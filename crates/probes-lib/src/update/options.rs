@@ -1,6 +1,6 @@
 //! [`Options`]: what an update or an observation may do.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What an update or an observation may do to a process.
 ///
@@ -39,6 +39,14 @@ pub struct Options {
     /// also remove the observation of a process that still observes; off by default. That one fails
     /// with [`ObserveError::Replaced`](crate::ObserveError::Replaced). Updates ignore this.
     pub take_over: bool,
+}
+
+impl Options {
+    /// Returns when the time limit ends that begins now: never, in effect, if no clock can tell that time.
+    pub(crate) fn deadline(&self) -> Instant {
+        const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        Instant::now() + self.time_limit.min(NEVER)
+    }
 }
 
 impl Default for Options {

@@ -52,6 +52,26 @@ fn job_control_stop_is_seen_without_first_thread() {
     }
 }
 
+// promise: Stopping and resuming: A time limit that no clock can tell is no limit (2)
+#[test]
+fn longest_time_limit_is_no_limit() {
+    let options = Options {
+        time_limit: Duration::MAX,
+        ..Options::default()
+    };
+    for file in fixture_forms("timed") {
+        let session = Session::start(&file);
+        let target = &session.target;
+        let enable = target.update_with(&all(Action::Enable), options).unwrap();
+        let observation = Observation::new().count(Selector::All);
+        let mut observer = target.observe(&observation, options).unwrap();
+        observer.remove().unwrap();
+        target.clean(options).unwrap();
+        target.undo(&enable, options).unwrap();
+        session.end();
+    }
+}
+
 // promise: Stopping and resuming: A process that was stopped before an update stays stopped after
 //    it (2 × 2 signals × 41 updates)
 #[test]

@@ -417,9 +417,7 @@ impl Removal<'_> {
                 successor
             }
         };
-        // First: a live observer is to know its successor before it misses a hit. We may be killed at any moment.
-        let restored = write_successor(process, memory, arenas, successor)
-            .and_then(|()| self.write_restored(stopped, copies, planned));
+        let restored = self.write_restored(stopped, copies, planned, successor);
         restored.inspect_err(|error| {
             if error.effect() != Effect::HalfChanged && successor.is_some() {
                 // The observer continues, unless this write fails, too: then it ends.
@@ -428,12 +426,13 @@ impl Removal<'_> {
         })
     }
 
-    /// Writes the original bytes of the points, and lowers semaphores.
+    /// Writes the original bytes of the points, and lowers semaphores; before the first write, the record of the `successor`.
     fn write_restored(
         &self,
         stopped: &Stopped<'_>,
         copies: &mut PageCopies,
         planned: Option<RestorePlan>,
+        successor: Option<&ObserverRecord>,
     ) -> Result<RestorePlan> {
         let (process, memory, arenas) = (self.process, self.memory, self.arenas);
         let pid = process.pid();
@@ -446,6 +445,9 @@ impl Removal<'_> {
         };
         stopped.move_threads(memory, &restored.moves)?;
         let mut stopped_memory = stopped.memory(memory)?;
+        // The last step before the points are restored, because we may be killed at any moment: a live observer is to know
+        // its successor before it misses a hit, and to continue if none is missed.
+        write_successor(process, memory, arenas, successor)?;
         let lowered = semaphores::lower(process, &mut stopped_memory, arenas);
         let written = lowered
             .and_then(|()| patch::write_all(pid, &mut stopped_memory, &before, &restored.patches));
