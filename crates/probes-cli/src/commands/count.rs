@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use probes_lib::{Counts, ObservationReport, Observer, Target};
 
-use super::observed_processes::{ObservedProcesses, OpenedProcesses};
+use super::observations::{ObservationRequest, Observations};
 use super::open_target::sources;
+use super::opened_processes::{ChosenProcesses, why_not_by_caller};
 use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
-use super::several::{ObservationRequest, why_not_by_caller};
 use super::uncounted::warn_of_uncounted;
 use super::untyped::{only_untyped, warn_of_untyped};
 use crate::destination::Output;
@@ -141,22 +141,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         EventsOrHits::Events(globs) => return events::run(args, globs, &output),
         EventsOrHits::Hits(counted) => counted,
     };
-    let pids = args
-        .selection
-        .pids(counted.needs_probes(), &output.messages)?;
+    let (selection, needs_probes) = (&args.selection, counted.needs_probes());
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    let is_of_several = by_pid || args.selection.is_of_several(&pids, args.forked);
-    if is_of_several {
+    let chosen = ChosenProcesses::of(selection, needs_probes, by_pid, args.forked, &output)?;
+    if chosen.is_of_several {
         refuse_of_several(args)?;
     }
-    let (opened, output) = OpenedProcesses::open(
-        &args.selection,
-        &pids,
-        is_of_several,
-        counted.needs_probes(),
-        args.forked,
-        output,
-    )?;
+    let (opened, output) = chosen.open(output)?;
     let request = |observation| ObservationRequest {
         observation: args.filter.add_to(observation),
         options: args.seccomp.options(args.take_over.options()),
@@ -195,7 +186,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// Warns of functions that are not counted, if the answer is about one process.
-fn warn_of_uncounted_functions(active: &ObservedProcesses<'_>, counted: &Counted, output: &Output) {
+fn warn_of_uncounted_functions(active: &Observations<'_>, counted: &Counted, output: &Output) {
     if let Some(observer) = active.only().filter(|_| counted.has_functions()) {
         warn_of_uncounted(&output.messages, observer, "counted");
     }

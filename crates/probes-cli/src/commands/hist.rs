@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use probes_lib::{Observation, ObservationReport, Observer};
 
-use super::observed_processes::OpenedProcesses;
-use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
+use super::observations::ObservationRequest;
+use super::opened_processes::{ChosenProcesses, why_not_by_caller};
+use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, as_one};
 use super::report_file::ReportFile;
-use super::several::{ObservationRequest, why_not_by_caller};
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -115,28 +115,20 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         }
         HistogramSource::Hits { histogram, counted } => MeasuredHits { histogram, counted },
     };
-    let pids = args
-        .selection
-        .pids(hits.counted.needs_probes(), &output.messages)?;
+    let (selection, needs_probes) = (&args.selection, hits.counted.needs_probes());
+    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
+    let chosen = ChosenProcesses::of(selection, needs_probes, by_pid, args.forked, &output)?;
+    let is_of_several = chosen.is_of_several;
     if args.by.as_ref().is_some_and(CountedBy::is_stack) {
         return Err(refused("-by stack can only be used with `count`"));
     }
     if let Some(by) = args.by.as_ref().filter(|by| !by.has_expressions()) {
         by.refuse_top().map_err(|why| refused(&why))?;
     }
-    let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
-    let is_of_several = by_pid || args.selection.is_of_several(&pids, args.forked);
     if is_of_several && args.by.as_ref().is_some_and(CountedBy::has_caller) {
         return Err(refused(why_not_by_caller(by_pid)));
     }
-    let (opened, output) = OpenedProcesses::open(
-        &args.selection,
-        &pids,
-        is_of_several,
-        hits.counted.needs_probes(),
-        args.forked,
-        output,
-    )?;
+    let (opened, output) = chosen.open(output)?;
     // Before anything is changed, because it may fail.
     let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let display = Display::new(&output, args.interval)?;
@@ -235,10 +227,8 @@ impl ReadingHandler for HistogramPrinter<'_> {
 impl HistogramPrinter<'_> {
     /// The readings of all processes as one.
     fn reading<'r>(&self, each: &'r [(i32, HistogramReading)]) -> Cow<'r, HistogramReading> {
-        match each {
-            [(_, reading)] if !self.is_of_several => Cow::Borrowed(reading),
-            _ => Cow::Owned(HistogramReading::of_processes(each, self.by_pid)),
-        }
+        let join = || HistogramReading::of_processes(each, self.by_pid);
+        as_one(each, self.is_of_several, join)
     }
 
     /// Prints the final histograms.

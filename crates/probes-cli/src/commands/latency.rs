@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 
-use super::observed_processes::OpenedProcesses;
-use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
+use super::observations::ObservationRequest;
+use super::opened_processes::{ChosenProcesses, why_not_by_caller};
+use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, as_one};
 use super::report_file::ReportFile;
-use super::several::{ObservationRequest, why_not_by_caller};
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::warn_of_uncounted;
 use super::untyped::warn_of_times_without_key;
@@ -162,22 +162,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         refused.map_err(|why| Failure::Usage(UsageError::new(Some("latency"), why)))?;
     }
     let output = args.output.open()?;
-    let pids = args
-        .selection
-        .pids(timed.needs_probes(), &output.messages)?;
-    let is_of_several = timed.by_pid() || args.selection.is_of_several(&pids, args.forked);
+    let (selection, needs_probes) = (&args.selection, timed.needs_probes());
+    let by_pid = timed.by_pid();
+    let chosen = ChosenProcesses::of(selection, needs_probes, by_pid, args.forked, &output)?;
+    let is_of_several = chosen.is_of_several;
     if is_of_several && timed.has_caller() {
-        let why = why_not_by_caller(timed.by_pid());
+        let why = why_not_by_caller(by_pid);
         return Err(Failure::Usage(UsageError::new(Some("latency"), why)));
     }
-    let (opened, output) = OpenedProcesses::open(
-        &args.selection,
-        &pids,
-        is_of_several,
-        timed.needs_probes(),
-        args.forked,
-        output,
-    )?;
+    let (opened, output) = chosen.open(output)?;
     // Before anything is changed, because it may fail.
     let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let mut sources = FunctionSources::default();
@@ -188,7 +181,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut printer = LatencyPrinter {
         output: &output,
         is_of_several,
-        by_pid: timed.by_pid(),
+        by_pid,
         asked: TimesAsked {
             sources: &sources,
             by: timed.keys(),
@@ -406,10 +399,8 @@ impl LatencyPrinter<'_> {
 
     /// The readings of all processes as one.
     fn reading<'r>(&self, each: &'r [(i32, LatencyReading)]) -> Cow<'r, LatencyReading> {
-        match each {
-            [(_, reading)] if !self.is_of_several => Cow::Borrowed(reading),
-            _ => Cow::Owned(LatencyReading::of_processes(each, self.by_pid)),
-        }
+        let join = || LatencyReading::of_processes(each, self.by_pid);
+        as_one(each, self.is_of_several, join)
     }
 
     /// Shows slow pairs if the times were read with them. If an interval is over, shows the times, too.

@@ -1,6 +1,6 @@
 //! `observe -clean`: removes the instrumentation of an observer that was killed.
 
-use super::observe_loop::warn_of_still_mapped;
+use super::observation_messages::warn_of_still_mapped;
 use super::open_target::open_to_observe;
 use crate::failure::Failure;
 use crate::flags::{Checked, OneProcess, OutputFlags, SeccompFlag, TakeOver};

@@ -1,129 +1,430 @@
-//! The processes that a command observes: one, or several that give one answer.
+//! [`ObservedProcesses`]: what is read of each, what it misses, and what has failed.
 
-use probes_lib::{Observer, Target};
+use std::time::{Duration, Instant};
 
-use super::observe_loop::ObservationLoop;
-use super::open_target::open_to_observe;
+use probes_lib::{Error, Observation, ObservationReport, Observer, Options, Target};
+
+use super::forked_processes::{
+    ForkedProcess, ForkedProcesses, ObservedAncestor, warn_of_late_start, warn_of_unrestored,
+    without_take_over,
+};
+use super::gaps::{GapWarning, Gaps};
+use super::observation_messages::{observe_by, warn_of_still_mapped, warn_of_unread_end};
+use super::open_target::describe;
 use super::process_failures::ProcessFailures;
-use super::readings::{Display, Outcome, ReadingHandler};
-use super::several::{ObservationRequest, SeveralObservations};
-use crate::destination::Output;
-use crate::failure::Failure;
-use crate::flags::{ForkedFlag, TargetSelection};
+use super::readings::ReadingHandler;
+use super::undo::retry_each;
+use crate::failure::{Failure, exit_or_exec};
 use crate::messages::Messages;
+use crate::signals::{RunningProcesses, TerminationSignals};
 
-/// Processes that are opened, to be observed.
-pub(super) struct OpenedProcesses {
+/// Processes that are observed: one, or several that give one answer.
+pub(super) struct ObservedProcesses {
+    each: Vec<ObservedProcess>,
+    /// The targets of `each`, in the same order.
     targets: Vec<Target>,
-    /// `None` if the answer is about one process.
-    failures: Option<ProcessFailures>,
-    forked: ForkedFlag,
+    /// Whether the answer is about one process.
+    is_of_one: bool,
+    pub(super) failures: ProcessFailures,
+    /// With -follow: what the processes have forked.
+    forked: Option<FollowedForks>,
+    begun: Instant,
 }
 
-impl OpenedProcesses {
-    /// Opens the selected processes. If there is one, and the answer does not have the form for several
-    /// (`is_of_several`), a failure to open it is returned; otherwise it is recorded, and the others are observed.
-    /// Also returns the output, whose messages are about the process if there is one.
-    pub(super) fn open(
-        selection: &TargetSelection,
-        pids: &[i32],
-        is_of_several: bool,
-        needs_probes: bool,
-        forked: ForkedFlag,
-        output: Output,
-    ) -> Result<(OpenedProcesses, Output), Failure> {
-        if let (&[pid], false) = (pids, is_of_several) {
-            let output = output.with_pid(pid);
-            let opened = OpenedProcesses {
-                targets: vec![open_to_observe(pid, needs_probes, &output.messages)?],
-                failures: None,
-                forked,
-            };
-            return Ok((opened, output));
+/// One of the processes.
+struct ObservedProcess {
+    observer: Observer,
+    /// When the last reading was, since the beginning.
+    read_at: Option<Duration>,
+    /// The index of its reading among those of all.
+    reading: Option<usize>,
+    /// Whether it was read together with the others, in the end.
+    is_read_last: bool,
+    /// When a reading failed: it is not read again.
+    failed_at: Option<Duration>,
+    /// Why a reading failed, until that is reported; not if it has exited or exec'd.
+    read_error: Option<Error>,
+    /// Since when it is observed.
+    since: Instant,
+    warning: GapWarning,
+}
+
+impl ObservedProcess {
+    fn of(observer: Observer) -> ObservedProcess {
+        ObservedProcess {
+            observer,
+            read_at: None,
+            reading: None,
+            is_read_last: false,
+            failed_at: None,
+            read_error: None,
+            since: Instant::now(),
+            warning: GapWarning::default(),
         }
-        let mut failures = ProcessFailures::new(selection, pids.len(), output.messages);
-        if forked.follow {
-            failures = failures.of_any_number();
+    }
+
+    fn as_parent<'p>(&'p self, target: &'p Target) -> ObservedAncestor<'p> {
+        ObservedAncestor {
+            target,
+            observer: &self.observer,
+            has_ended: self.failed_at.is_some(),
         }
-        let mut targets = Vec::new();
-        for &pid in pids {
-            let messages = failures.messages(pid);
-            let opened = open_to_observe(pid, needs_probes, &messages);
-            targets.extend(failures.record_unless_exited(pid, opened));
+    }
+
+    /// For how long it was observed before the time of the observation began.
+    fn extra_time(&self, begun: Instant) -> Duration {
+        begun.saturating_duration_since(self.since)
+    }
+
+    /// Keeps a reading of it, in place of the previous one.
+    fn keep<T>(&mut self, last: &mut Vec<(i32, T)>, pid: i32, reading: T) {
+        keep(last, &mut self.reading, pid, reading);
+    }
+}
+
+/// The processes that observed ones have forked, and how they are observed.
+struct FollowedForks {
+    processes: ForkedProcesses,
+    observation: Observation,
+    options: Options,
+}
+
+impl FollowedForks {
+    /// Observes a forked process by itself, from now on.
+    fn observe(
+        &self,
+        forked: ForkedProcess,
+        parent: &Target,
+        messages: &Messages,
+    ) -> Result<(Target, Observer), Failure> {
+        let child = parent.open_forked(forked.pid);
+        let child = child.map_err(Failure::of_process(forked.pid))?;
+        describe(messages, &child);
+        let observe = || child.observe(&self.observation, self.options);
+        let observer = observe_by(&child, messages, observe)?;
+        if forked.is_late {
+            warn_of_late_start(messages, forked.pid, parent.pid());
         }
-        let opened = OpenedProcesses {
-            targets,
-            failures: Some(failures),
-            forked,
-        };
-        Ok((opened, output))
+        Ok((child, observer))
+    }
+}
+
+impl ObservedProcesses {
+    /// None yet, and one to come, about which the answer is.
+    pub(super) fn of_one(messages: Messages) -> ObservedProcesses {
+        ObservedProcesses {
+            is_of_one: true,
+            ..ObservedProcesses::of_several(ProcessFailures::of_one(messages))
+        }
+    }
+
+    /// None yet.
+    pub(super) fn of_several(failures: ProcessFailures) -> ObservedProcesses {
+        ObservedProcesses {
+            each: Vec::new(),
+            targets: Vec::new(),
+            is_of_one: false,
+            failures,
+            forked: None,
+            begun: Instant::now(),
+        }
+    }
+
+    /// Observes what the processes fork by themselves, too.
+    pub(super) fn follow_forks(&mut self, observation: Observation, options: Options) {
+        self.forked = Some(FollowedForks {
+            processes: ForkedProcesses::default(),
+            observation,
+            options: without_take_over(options),
+        });
+    }
+
+    /// The observer, if the answer is about one process.
+    pub(super) fn only(&self) -> Option<&Observer> {
+        self.observers().next().filter(|_| self.is_of_one)
+    }
+
+    pub(super) fn are_none(&self) -> bool {
+        self.each.is_empty()
     }
 
     pub(super) fn targets(&self) -> &[Target] {
         &self.targets
     }
 
-    /// The process, if the answer is about one.
-    pub(super) fn only(&self) -> Option<&Target> {
-        self.targets.first().filter(|_| self.failures.is_none())
-    }
-
-    /// Begins to observe them.
-    pub(super) fn begin(
-        self,
-        request: ObservationRequest,
-        output: &Output,
-    ) -> Result<ObservedProcesses<'_>, Failure> {
-        Ok(match self.failures {
-            None => {
-                let (observation, options) = (&request.observation, request.options);
-                let (target, duration) = (&self.targets[0], request.duration);
-                let active =
-                    ObservationLoop::begin(target, observation, options, duration, output)?;
-                ObservedProcesses::One(Box::new(active))
-            }
-            Some(failures) => {
-                let (targets, forked) = (self.targets, self.forked);
-                let active =
-                    SeveralObservations::begin(targets, request, forked, failures, output)?;
-                ObservedProcesses::Several(Box::new(active))
-            }
-        })
-    }
-}
-
-/// Processes that are observed.
-pub(super) enum ObservedProcesses<'o> {
-    One(Box<ObservationLoop<'o>>),
-    Several(Box<SeveralObservations<'o>>),
-}
-
-impl ObservedProcesses<'_> {
-    /// The observer, if the answer is about one process.
-    pub(super) fn only(&self) -> Option<&Observer> {
-        match self {
-            ObservedProcesses::One(active) => Some(active.observer()),
-            ObservedProcesses::Several(_) => None,
-        }
+    pub(super) fn observers(&self) -> impl Iterator<Item = &Observer> {
+        self.each.iter().map(|one| &one.observer)
     }
 
     /// The observers, each with the [`Messages`] for its process.
-    pub(super) fn each(&self) -> Vec<(Messages, &Observer)> {
-        match self {
-            ObservedProcesses::One(active) => vec![(active.messages(), active.observer())],
-            ObservedProcesses::Several(active) => active.each().collect(),
+    pub(super) fn with_messages(&self) -> impl Iterator<Item = (Messages, &Observer)> {
+        let messages = |target: &Target| self.failures.messages(target.pid());
+        self.targets.iter().map(messages).zip(self.observers())
+    }
+
+    /// Begins the time of the observation, now that all processes are observed.
+    pub(super) fn begin_time(&mut self) -> Instant {
+        self.begun = Instant::now();
+        self.begun
+    }
+
+    /// For how much longer than the last process the first was observed when the time began.
+    pub(super) fn extra_time(&self) -> Duration {
+        let extra_times = || self.each.iter().map(|one| one.extra_time(self.begun));
+        let last = extra_times()
+            .filter(|extra_time| !extra_time.is_zero())
+            .min();
+        extra_times().max().unwrap_or_default() - last.unwrap_or_default()
+    }
+
+    /// How many processes were observed so far, and how many are still read.
+    pub(super) fn known_and_running(&self) -> (usize, usize) {
+        (self.each.len(), self.running().count())
+    }
+
+    pub(super) fn add(&mut self, target: Target, observer: Observer) {
+        self.each.push(ObservedProcess::of(observer));
+        self.targets.push(target);
+    }
+
+    /// The observers of the processes that are read.
+    pub(super) fn running_observers(&self) -> impl Iterator<Item = &Observer> {
+        self.running().map(|(one, _)| &one.observer)
+    }
+
+    fn running(&self) -> impl Iterator<Item = (&ObservedProcess, &Target)> {
+        let each = self.each.iter().zip(&self.targets);
+        each.filter(|(one, _)| one.failed_at.is_none())
+    }
+
+    /// The processes that are read, to be waited for.
+    pub(super) fn to_wait_for(&self) -> Result<RunningProcesses, Failure> {
+        RunningProcesses::of(self.running().map(|(_, target)| target))
+    }
+
+    /// Reads each process. One that can be read no more is not read again.
+    pub(super) fn read_each<H: ReadingHandler>(
+        &mut self,
+        at: Duration,
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
+    ) {
+        for (one, target) in self.each.iter_mut().zip(&self.targets) {
+            if one.failed_at.is_some() {
+                continue;
+            }
+            let pid = target.pid();
+            let extra_time = one.extra_time(self.begun);
+            match handler.read(pid, &mut one.observer, extra_time) {
+                Ok(Some(reading)) => {
+                    one.read_at = Some(at);
+                    one.keep(last, pid, reading);
+                }
+                Ok(None) => {}
+                Err(error) => {
+                    one.failed_at = Some(at);
+                    if exit_or_exec(&error).is_some() {
+                        continue;
+                    }
+                    if self.is_of_one {
+                        // The removal may say more.
+                        one.read_error = Some(error);
+                    } else {
+                        // At once, because the others may take long.
+                        self.failures.add(pid, Failure::of_process(pid)(error));
+                    }
+                }
+            }
         }
     }
 
-    /// Reads and shows them until the observation is over.
-    pub(super) fn run<H: ReadingHandler>(
-        self,
-        display: Display,
+    /// Reads each process once more. Of those that cannot be read, the removal tells what is wrong.
+    pub(super) fn read_last<H: ReadingHandler>(
+        &mut self,
+        at: Duration,
+        last: &mut Vec<(i32, H::Reading)>,
         handler: &mut H,
-    ) -> Outcome<H::Reading> {
-        match self {
-            ObservedProcesses::One(active) => active.run(display, handler),
-            ObservedProcesses::Several(active) => active.run(display, handler),
+    ) {
+        for (one, target) in self.each.iter_mut().zip(&self.targets) {
+            if one.failed_at.is_some() {
+                continue;
+            }
+            let pid = target.pid();
+            let extra_time = one.extra_time(self.begun);
+            if let Ok(Some(reading)) = handler.read(pid, &mut one.observer, extra_time) {
+                one.read_at = Some(at);
+                one.keep(last, pid, reading);
+                one.is_read_last = true;
+            }
         }
+    }
+
+    /// Removes the observation from all processes.
+    pub(super) fn remove_all(
+        &mut self,
+        signals: &TerminationSignals,
+    ) -> Vec<probes_lib::Result<ObservationReport>> {
+        let pids = self.targets.iter().map(Target::pid);
+        let mut observed: Vec<(&mut ObservedProcess, i32)> =
+            self.each.iter_mut().zip(pids).collect();
+        retry_each(
+            signals,
+            &mut observed,
+            |(_, pid)| self.failures.messages(*pid),
+            |(one, _)| one.observer.remove(),
+        )
+    }
+
+    /// Takes what the removal from each process has returned. Of those that were read together, the last reading stays.
+    /// Returns when the last reading was, since the beginning.
+    pub(super) fn take_results<H: ReadingHandler>(
+        &mut self,
+        removed: Vec<probes_lib::Result<ObservationReport>>,
+        lasted: Duration,
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
+    ) -> Duration {
+        let mut read_until = None;
+        for ((one, target), removed) in self.each.iter_mut().zip(&self.targets).zip(removed) {
+            let pid = target.pid();
+            let messages = self.failures.messages(pid);
+            let extra_time = one.extra_time(self.begun);
+            let was_read_at = match removed {
+                Ok(report) => {
+                    warn_of_still_mapped(&messages, pid, report.still_mapped);
+                    warn_of_unrestored(&messages, pid, &report);
+                    if let Some(error) = one.read_error.take() {
+                        self.failures.add(pid, Failure::of_process(pid)(error));
+                    }
+                    let reading = handler.last(pid, report, extra_time);
+                    if !one.is_read_last {
+                        one.keep(last, pid, reading);
+                    }
+                    Some(lasted)
+                }
+                Err(error) => {
+                    if let Some(exit_or_exec) = exit_or_exec(&error) {
+                        // The others are read no later than one that was read last.
+                        if !one.is_read_last {
+                            let subject = if self.is_of_one {
+                                format!("the process {exit_or_exec}")
+                            } else {
+                                format!("process {pid} {exit_or_exec}")
+                            };
+                            let ended = one.failed_at.unwrap_or(lasted);
+                            warn_of_unread_end(&messages, &subject, one.read_at, ended);
+                        }
+                    } else if !(error.is_replaced() && self.failures.has(pid)) {
+                        // The earlier error is more likely to name the observer that replaced this one.
+                        let earlier = one.read_error.take().filter(Error::is_replaced);
+                        let error = earlier.unwrap_or(error);
+                        note_last_reading(&messages, pid, &error);
+                        self.failures.add(pid, Failure::of_removal(pid, error));
+                    }
+                    one.read_at
+                }
+            };
+            read_until = read_until.max(was_read_at);
+        }
+        read_until.unwrap_or(lasted)
+    }
+
+    /// Warns of what the observations miss, as far as is known and was not said.
+    pub(super) fn warn_of_gaps(&mut self) {
+        for index in 0..self.each.len() {
+            let gaps = self.gaps_of(&self.each[index].observer);
+            let messages = self.failures.messages(self.targets[index].pid());
+            self.each[index].warning.update(&messages, &gaps);
+        }
+    }
+
+    /// What the observations miss, as far as is known.
+    pub(super) fn gaps(&self) -> Gaps {
+        self.without_separate(Gaps::of_all(self.observers()))
+    }
+
+    fn gaps_of(&self, observer: &Observer) -> Gaps {
+        self.without_separate(Gaps::of(observer))
+    }
+
+    /// The same, without the forked processes that are observed by themselves.
+    fn without_separate(&self, gaps: Gaps) -> Gaps {
+        match &self.forked {
+            None => gaps,
+            Some(forked) => gaps.without_separate(forked.processes.observed_separately()),
+        }
+    }
+
+    /// Observes forked processes by themselves, if that is asked for and it is time.
+    pub(super) fn observe_forked(&mut self, handler: &mut impl ReadingHandler) {
+        let Some(forked) = &mut self.forked else {
+            return;
+        };
+        let observed = self.each.iter().zip(&self.targets);
+        let observed = observed.map(|(one, target)| one.as_parent(target));
+        for it in forked.processes.find(observed) {
+            self.failures.add_process();
+            let messages = self.failures.messages(it.pid);
+            match forked.observe(it, &self.targets[it.parent], &messages) {
+                Ok((child, observer)) => {
+                    handler.add_process(&child);
+                    self.each.push(ObservedProcess::of(observer));
+                    self.targets.push(child);
+                }
+                Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() => {}
+                Err(failure) => self.failures.add(it.pid, failure),
+            }
+        }
+    }
+
+    /// Restores forked processes whose hits were recorded with a process that has exited.
+    pub(super) fn restore_forked(&mut self) {
+        let Some(forked) = &self.forked else {
+            return;
+        };
+        let observed = self.each.iter().zip(&self.targets);
+        let observed = observed.map(|(one, target)| one.as_parent(target));
+        for (pid, error) in forked.processes.restore(observed) {
+            self.failures.add(pid, Failure::of_removal(pid, error));
+        }
+    }
+}
+
+/// Notes that the results of a process, whose observation could not be removed, are those of the last reading.
+fn note_last_reading(messages: &Messages, pid: i32, error: &Error) {
+    let why = if error.is_replaced() {
+        format!("another tool observes process {pid} now")
+    } else {
+        format!("process {pid} cannot be read any more")
+    };
+    messages.note(&format!("{why}: the results are those of the last reading"));
+}
+
+/// Keeps a reading of a process, in place of the previous one, whose `index` is kept. Another process may have had its pid
+/// before.
+fn keep<T>(last: &mut Vec<(i32, T)>, index: &mut Option<usize>, pid: i32, reading: T) {
+    match index.and_then(|index| last.get_mut(index)) {
+        Some((_, kept)) => *kept = reading,
+        None => {
+            *index = Some(last.len());
+            last.push((pid, reading));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_one_pid_keep_their_readings() {
+        let mut last = Vec::new();
+        let (mut first, mut other, mut second) = (None, None, None);
+        keep(&mut last, &mut first, 7, "a");
+        keep(&mut last, &mut other, 8, "b");
+        keep(&mut last, &mut first, 7, "c");
+        keep(&mut last, &mut second, 7, "d");
+        keep(&mut last, &mut other, 8, "e");
+        assert_eq!(last, [(7, "c"), (8, "e"), (7, "d")]);
     }
 }

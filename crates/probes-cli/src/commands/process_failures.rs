@@ -39,6 +39,17 @@ impl ProcessFailures {
         }
     }
 
+    /// Of a command that works on a single process.
+    pub(super) fn of_one(messages: Messages) -> ProcessFailures {
+        ProcessFailures {
+            total: 1,
+            shows_pid: false,
+            messages,
+            given: Vec::new(),
+            list: Vec::new(),
+        }
+    }
+
     /// The same, but messages name the process even if there is only one: others may come later.
     pub(super) fn of_any_number(self) -> ProcessFailures {
         ProcessFailures {
@@ -89,6 +100,11 @@ impl ProcessFailures {
             }
             result => self.record(pid, result),
         }
+    }
+
+    /// Whether a process has failed.
+    pub(super) fn has(&self, pid: i32) -> bool {
+        self.list.iter().any(|(failed, _)| *failed == pid)
     }
 
     /// Whether every process has failed.

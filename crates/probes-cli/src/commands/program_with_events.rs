@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::{geteuid, mkdtemp};
 use probes_lib::{ErrorKind, RuntimeEvents, RuntimeEventsError, Target, pids};
 
-use super::observe_loop::next_reading;
+use super::reading_times::next_reading;
 use super::started_program::StartedProgram;
 use crate::failure::Failure;
 use crate::messages::Messages;

@@ -1,12 +1,14 @@
 //! What commands do with the readings of the processes that they observe, and what they have in the end: the same for
 //! one process and for several.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use probes_lib::{ObservationReport, Observer, Target};
 
-use super::gaps::{GapWarning, Gaps};
-use super::process_failures::{OTHERS_WERE_OBSERVED, ProcessFailures};
+use super::gaps::Gaps;
+use super::observed_processes::ObservedProcesses;
+use super::process_failures::OTHERS_WERE_OBSERVED;
 use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
 use super::step_failures::StepFailures;
@@ -22,7 +24,7 @@ const REDRAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a command does with the readings of the processes that it observes.
 ///
-/// `lead` is for how long a process was observed before the time of the observation began: if there are several, the
+/// `extra_time` is for how long a process was observed before the time of the observation began: if there are several, the
 /// first is observed for longer.
 pub(super) trait ReadingHandler {
     /// What is read of a process.
@@ -36,11 +38,11 @@ pub(super) trait ReadingHandler {
         &mut self,
         pid: i32,
         observer: &mut Observer,
-        lead: Duration,
+        extra_time: Duration,
     ) -> probes_lib::Result<Option<Self::Reading>>;
 
     /// Returns the last reading of a process, whose observation has been removed.
-    fn last(&mut self, pid: i32, report: ObservationReport, lead: Duration) -> Self::Reading;
+    fn last(&mut self, pid: i32, report: ObservationReport, extra_time: Duration) -> Self::Reading;
 
     /// How long to wait before the processes are read and shown again, if that is not at the intervals of the
     /// [`Display`].
@@ -56,6 +58,19 @@ pub(super) trait ReadingHandler {
     ) -> Result<Next, Failure>;
 }
 
+/// The readings of all processes as one: that of the process, unless the answer has the form for several; else what
+/// `join` makes of them.
+pub(super) fn as_one<'r, R: Clone>(
+    each: &'r [(i32, R)],
+    is_of_several: bool,
+    join: impl FnOnce() -> R,
+) -> Cow<'r, R> {
+    match each {
+        [(_, reading)] if !is_of_several => Cow::Borrowed(reading),
+        _ => Cow::Owned(join()),
+    }
+}
+
 /// Readings that are shown.
 pub(super) struct ShownReadings<'t, T> {
     pub(super) targets: &'t [Target],
@@ -63,8 +78,7 @@ pub(super) struct ShownReadings<'t, T> {
     pub(super) each: &'t [(i32, T)],
     /// Since the beginning.
     pub(super) at: Duration,
-    /// To be shown in a table that is redrawn. Otherwise, warnings tell of them: those of one process before
-    /// the reading is shown, those of several at the end.
+    /// To be shown in a table that is redrawn. Otherwise, warnings tell of them, before the reading is shown.
     pub(super) gaps: Gaps,
     /// The table that is redrawn, if one is.
     pub(super) table: Option<&'t mut RedrawnTable>,
@@ -121,8 +135,8 @@ pub(super) struct Outcome<T> {
     pub(super) targets: Vec<Target>,
     /// What was read last of each process of which anything was read, by its pid.
     pub(super) last: Vec<(i32, T)>,
-    /// When the last reading was, since the beginning. It is before the end only if one process is observed, and it
-    /// is gone or its observation could not be removed.
+    /// When the last reading was, since the beginning. It is before the end only if each process is gone, or its
+    /// observation could not be removed.
     pub(super) read_until: Duration,
     /// How long it took.
     pub(super) lasted: Duration,
@@ -133,18 +147,10 @@ pub(super) struct Outcome<T> {
     pub(super) of_results: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: StepFailures,
-    pub(super) unreported: Unreported,
-}
-
-/// What is to be reported after the results are printed.
-pub(super) enum Unreported {
-    /// The gaps; a warning may have reported some of them already.
-    OfOne(GapWarning, Gaps),
-    OfSeveral {
-        failures: ProcessFailures,
-        /// For how much longer than the last process the first was observed.
-        lead: Duration,
-    },
+    /// What has failed for some of the processes, and what the observations miss; to be reported then, too.
+    pub(super) processes: ObservedProcesses,
+    /// For how much longer than the last process the first was observed.
+    pub(super) extra_time: Duration,
 }
 
 impl<T> Outcome<T> {
@@ -177,33 +183,29 @@ impl<T> Outcome<T> {
             warn(messages);
             warn_of_figures(messages, report, self.of_results);
         }
-        self.warn_of_lead(messages);
+        self.warn_of_uneven_times(messages);
         self.finish(messages)
     }
 
     /// Warns if the first process was observed for so much longer than the last that it matters: by more than a tenth.
-    pub(super) fn warn_of_lead(&self, messages: &Messages) {
-        match self.unreported {
-            Unreported::OfSeveral { lead, .. } if lead > self.lasted / 10 => messages.warning(
+    pub(super) fn warn_of_uneven_times(&self, messages: &Messages) {
+        if self.extra_time > self.lasted / 10 {
+            messages.warning(
                 WarningKind::UnevenTimes,
                 &format!(
                     "the first process was observed for {} ms longer than the last: its hits until then are counted, too",
-                    lead.as_millis()
+                    self.extra_time.as_millis()
                 ),
                 "processes are observed one after the other: in a longer time, the difference matters less",
-            ),
-            _ => {}
+            );
         }
     }
 
     /// Reports gaps in the results, which have been printed, and what has failed.
     pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
-        match self.unreported {
-            Unreported::OfOne(mut warning, gaps) => warning.update(messages, &gaps),
-            Unreported::OfSeveral { mut failures, .. } => {
-                self.failures.add(failures.finish(OTHERS_WERE_OBSERVED));
-            }
-        }
+        self.processes.warn_of_gaps();
+        let others = self.processes.failures.finish(OTHERS_WERE_OBSERVED);
+        self.failures.add(others);
         self.failures.finish(messages)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use probes_lib::{Events, SlowPair, Stacks};
 
-use super::observe_loop::next_reading;
+use super::reading_times::next_reading;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::{self, Format, LatencyReading, Missing, WarningKind};

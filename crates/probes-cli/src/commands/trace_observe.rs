@@ -15,10 +15,11 @@ use super::changes::print_started;
 use super::closures::warn_of_refused_closures;
 use super::gaps::{GapWarning, Gaps};
 use super::latency::warn_of_doubts;
-use super::observe_loop::{self, note_sites_without_nop, warn_of_still_mapped};
+use super::observation_messages::{note_sites_without_nop, warn_of_still_mapped};
 use super::open_target::sources;
 use super::other_keys::warn_of_other_keys;
 use super::program_with_events::EventsDirectory;
+use super::reading_times::COUNTS_INTERVAL;
 use super::slow_pairs::PendingSlowPairs;
 use super::step_failures::{StepFailures, report_failures};
 use super::trace_collector::CollectorReader;
@@ -667,7 +668,7 @@ impl<'l> ObservationPrinter<'l> {
                 shows_hits = shown.is_ok();
                 failures.add(shown);
             }
-            if checked.elapsed() < observe_loop::COUNTS_INTERVAL {
+            if checked.elapsed() < COUNTS_INTERVAL {
                 continue;
             }
             checked = Instant::now();
@@ -689,7 +690,7 @@ impl<'l> ObservationPrinter<'l> {
         if self.wanted.shows_records() {
             observer.next_read()
         } else {
-            observe_loop::COUNTS_INTERVAL
+            COUNTS_INTERVAL
         }
     }
 

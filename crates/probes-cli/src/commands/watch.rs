@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use probes_lib::{Events, ObservationReport, Observer, Stacks, Target};
 
-use super::observed_processes::OpenedProcesses;
+use super::observations::ObservationRequest;
 use super::open_target::sources;
+use super::opened_processes::ChosenProcesses;
 use super::readings::{Display, ReadingHandler, ShownReadings};
-use super::several::ObservationRequest;
 use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -140,18 +140,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         EventsOrHits::Events(globs) => return events::run(args, globs, &output),
         EventsOrHits::Hits(watched) => watched,
     };
-    let pids = args
-        .selection
-        .pids(watched.needs_probes(), &output.messages)?;
-    let is_of_several = args.selection.is_of_several(&pids, args.forked);
-    let (opened, output) = OpenedProcesses::open(
-        &args.selection,
-        &pids,
-        is_of_several,
-        watched.needs_probes(),
-        args.forked,
-        output,
-    )?;
+    let (selection, needs_probes) = (&args.selection, watched.needs_probes());
+    let chosen = ChosenProcesses::of(selection, needs_probes, false, args.forked, &output)?;
+    let is_of_several = chosen.is_of_several;
+    let (opened, output) = chosen.open(output)?;
     let mut hits = Hits::new(output.format, args.paths.form());
     if is_of_several {
         hits = hits.of_several();

@@ -25,7 +25,7 @@ pub(crate) struct KeyedReading {
     refused: Vec<RefusedFunction>,
     /// For how long hits were counted before the time of the observation began: of several processes, the first is
     /// observed for longer.
-    lead: Duration,
+    extra_time: Duration,
     /// Of several processes.
     rates: Option<KeyedRates>,
 }
@@ -52,8 +52,8 @@ impl KeyedReading {
     }
 
     /// The same of a process that was observed for so long before the time of the observation began.
-    pub(crate) fn with_lead(self, lead: Duration) -> KeyedReading {
-        KeyedReading { lead, ..self }
+    pub(crate) fn with_extra_time(self, extra_time: Duration) -> KeyedReading {
+        KeyedReading { extra_time, ..self }
     }
 
     /// The hits of several processes together, so long after the beginning. If they are `distinguished`, the pid is
@@ -66,7 +66,7 @@ impl KeyedReading {
         let counts = each.iter().map(|(pid, reading)| (*pid, &reading.counts));
         let mut rates = KeyedRates::default();
         for (pid, reading) in each {
-            let during = at + reading.lead;
+            let during = at + reading.extra_time;
             rates.other += rate(reading.counts.other(), during);
             rates.untyped += rate(reading.counts.untyped(), during);
             for counted in reading.counts.keys() {
@@ -78,7 +78,7 @@ impl KeyedReading {
         KeyedReading {
             counts: KeyedCounts::of_processes(counts, distinguished),
             refused: each.iter().flat_map(|(_, it)| it.refused.clone()).collect(),
-            lead: Duration::ZERO,
+            extra_time: Duration::ZERO,
             rates: Some(rates),
         }
     }
@@ -88,7 +88,7 @@ impl KeyedReading {
         KeyedReading {
             counts: counts.unwrap_or_default(),
             refused: refused.to_vec(),
-            lead: Duration::ZERO,
+            extra_time: Duration::ZERO,
             rates: None,
         }
     }

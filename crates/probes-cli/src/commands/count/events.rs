@@ -18,7 +18,7 @@ pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Fa
     let mut counting = CountedEvents {
         output,
         totals: EventTotals::default(),
-        last: None,
+        shown: None,
     };
     request.run(&mut counting, display, args.until.duration)
 }
@@ -28,7 +28,7 @@ struct CountedEvents<'o> {
     output: &'o Output,
     totals: EventTotals,
     /// What was shown last, and when.
-    last: Option<(EventTotals, Duration)>,
+    shown: Option<(EventTotals, Duration)>,
 }
 
 impl EventConsumer for CountedEvents<'_> {
@@ -50,21 +50,21 @@ impl EventConsumer for CountedEvents<'_> {
             return Ok(self.since_beginning(state).table());
         }
         let none = EventTotals::default();
-        let (before, since) = match &self.last {
+        let (before, since) = match &self.shown {
             Some((before, at)) => (before, *at),
             None => (&none, Duration::ZERO),
         };
-        let seconds = state.at.saturating_sub(since);
-        let text = self.counts(state, before, seconds).at(state.at);
+        let elapsed = state.at.saturating_sub(since);
+        let text = self.counts(state, before, elapsed).at(state.at);
         let text = text.text(self.output.format)?;
-        self.last = Some((self.totals.clone(), state.at));
+        self.shown = Some((self.totals.clone(), state.at));
         Ok(text)
     }
 
     fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure> {
         let mut text = String::new();
-        if self.last.is_some() {
-            // So that the intervals add up to all.
+        if self.shown.is_some() {
+            // The last interval too, so that the intervals add up to the total.
             text = self.show(state)?;
         }
         let all = self.since_beginning(state);
@@ -84,9 +84,9 @@ impl CountedEvents<'_> {
         &self,
         state: ReadingState<'c>,
         before: &EventTotals,
-        seconds: Duration,
+        elapsed: Duration,
     ) -> EventCounts<'c> {
         let (target, ocaml, names) = (state.target, state.ocaml, state.names);
-        EventCounts::new(target, ocaml, names, &self.totals, before, seconds)
+        EventCounts::new(target, ocaml, names, &self.totals, before, elapsed)
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use probes_lib::{ObservationReport, Observer, Target};
 
 use crate::commands::other_keys::warn_of_other_keys;
-use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings};
+use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings, as_one};
 use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -56,8 +56,8 @@ impl<'o> KeyedCounting<'o> {
         let lasted = outcome.read_until;
         let reading = self.reading(&last, lasted);
         let mut text = Ok(String::new());
-        let is_rest_unseen = self.shown.as_ref().is_some_and(|(_, at)| *at < lasted);
-        if is_rest_unseen && outcome.output_was_read && !self.is_redrawn {
+        let has_unshown_rest = self.shown.as_ref().is_some_and(|(_, at)| *at < lasted);
+        if has_unshown_rest && outcome.output_was_read && !self.is_redrawn {
             text = self.since_last(&targets, &reading, lasted);
         }
         let total = self.report(&targets, &reading, None, lasted);
@@ -69,16 +69,14 @@ impl<'o> KeyedCounting<'o> {
             warn_of_untyped(messages, total.only_untyped(), outcome.of_results);
             warn_of_other_keys(messages, total.of_other_keys());
         }
-        outcome.warn_of_lead(messages);
+        outcome.warn_of_uneven_times(messages);
         outcome.finish(messages)
     }
 
     /// The readings of all processes as one.
     fn reading<'r>(&self, each: &'r [(i32, KeyedReading)], at: Duration) -> Cow<'r, KeyedReading> {
-        match each {
-            [(_, reading)] if !self.is_of_several => Cow::Borrowed(reading),
-            _ => Cow::Owned(KeyedReading::of_processes(each, self.by.has_pid(), at)),
-        }
+        let join = || KeyedReading::of_processes(each, self.by.has_pid(), at);
+        as_one(each, self.is_of_several, join)
     }
 
     /// The hits since the last time that some were shown.
@@ -99,9 +97,9 @@ impl<'o> KeyedCounting<'o> {
         targets: &'r [Target],
         reading: &'r KeyedReading,
         before: Option<&KeyedReading>,
-        seconds: Duration,
+        elapsed: Duration,
     ) -> KeyedReport<'r> {
-        KeyedReport::new(targets, reading, before, seconds, self.by, &self.sources)
+        KeyedReport::new(targets, reading, before, elapsed, self.by, &self.sources)
     }
 }
 
@@ -112,23 +110,23 @@ impl ReadingHandler for KeyedCounting<'_> {
         &mut self,
         _: i32,
         observer: &mut Observer,
-        lead: Duration,
+        extra_time: Duration,
     ) -> probes_lib::Result<Option<KeyedReading>> {
         let reading = if self.by.has_expressions() {
             KeyedReading::of(observer)?
         } else {
             KeyedReading::by_name(&observer.counts()?)
         };
-        Ok(Some(reading.with_lead(lead)))
+        Ok(Some(reading.with_extra_time(extra_time)))
     }
 
-    fn last(&mut self, _: i32, report: ObservationReport, lead: Duration) -> KeyedReading {
+    fn last(&mut self, _: i32, report: ObservationReport, extra_time: Duration) -> KeyedReading {
         let reading = if self.by.has_expressions() {
             KeyedReading::last(report.keyed_counts, report.counts.refused())
         } else {
             KeyedReading::by_name(&report.counts)
         };
-        reading.with_lead(lead)
+        reading.with_extra_time(extra_time)
     }
 
     /// Shows the hits since the last time; in the redrawn table, all hits so far.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use probes_lib::{Events, ObservationReport, Observer, Stacks};
 
-use crate::commands::observed_processes::ObservedProcesses;
+use crate::commands::observations::Observations;
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::report_file::ReportFile;
 use crate::commands::untyped::warn_of_untyped;
@@ -44,11 +44,7 @@ impl StackCounting {
     }
 
     /// Counts until the end, and prints what was counted.
-    pub(super) fn run(
-        mut self,
-        active: ObservedProcesses<'_>,
-        output: &Output,
-    ) -> Result<(), Failure> {
+    pub(super) fn run(mut self, active: Observations<'_>, output: &Output) -> Result<(), Failure> {
         let mut outcome = active.run(Display::default(), &mut self);
         let mut counted = self.counted;
         counted.finish(outcome.lasted);

@@ -11,7 +11,7 @@ use probes_lib::{
 };
 
 use super::Args;
-use crate::commands::observe_loop::ObservationLoop;
+use crate::commands::observations::Observations;
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::started_program::StartedProgram;
 use crate::commands::step_failures::report_failures;
@@ -54,14 +54,17 @@ pub(super) fn of_process(
     let (options, duration) = (args.take_over.options(), args.until.duration);
     let active = loop {
         let observation = timed.observation();
-        match ObservationLoop::begin(target, &observation, options, duration, output) {
+        let observe = || target.observe(&observation, options);
+        match Observations::of_process(target, duration, output, observe) {
             Err(Failure::Target(_, error)) if timed.leave_out(&error) => {
                 warn_of_untimed_functions(error, &output.messages);
             }
             begun => break begun?,
         }
     };
-    warn_of_uncounted(&output.messages, active.observer(), "timed");
+    for (messages, observer) in active.each() {
+        warn_of_uncounted(&messages, observer, "timed");
+    }
     timed.report(args, target, active, output)
 }
 
@@ -101,7 +104,7 @@ pub(super) fn of_program(
     let done = observer.map_or(Ok(()), |observer| {
         warn_of_uncounted_from_start(&output.messages, &observer, "timed");
         let target = observer.target().clone();
-        let active = ObservationLoop::of(&target, observer, args.until.duration, &output)?;
+        let active = Observations::of_program(&target, observer, args.until.duration, &output)?;
         timed.report(args, &target, active, &output)
     });
     started.wait(report_failures([done], &output.messages))
@@ -198,7 +201,7 @@ impl CollectorFunctions {
         &self,
         args: &Args,
         target: &Target,
-        active: ObservationLoop<'_>,
+        active: Observations<'_>,
         output: &Output,
     ) -> Result<(), Failure> {
         let mut printer = CallsPrinter {
@@ -231,14 +234,14 @@ struct CallsPrinter<'c> {
 }
 
 impl<'c> CallsPrinter<'c> {
-    fn report(&self, latencies: &[FunctionLatency], seconds: Duration) -> GcReport<'c> {
+    fn report(&self, latencies: &[FunctionLatency], elapsed: Duration) -> GcReport<'c> {
         let phases = latencies.iter().filter_map(|function| {
             let mut functions = self.functions.0.iter();
             let (_, work) = functions.find(|(name, _)| name == function.name())?;
             Some((work.word(), function))
         });
         let phases: Vec<_> = phases.collect();
-        GcReport::of_functions(self.target.pid(), self.target.program(), seconds, &phases)
+        GcReport::of_functions(self.target.pid(), self.target.program(), elapsed, &phases)
     }
 }
 

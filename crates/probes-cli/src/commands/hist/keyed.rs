@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use probes_lib::{ObservationReport, Observer, Target};
 
-use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings};
+use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings, as_one};
 use crate::commands::report_file::ReportFile;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -59,13 +59,8 @@ impl<'q> KeyedHistogramPrinter<'q> {
         &self,
         each: &'r [(i32, KeyedHistogramReading)],
     ) -> Cow<'r, KeyedHistogramReading> {
-        match each {
-            [(_, reading)] if !self.is_of_several => Cow::Borrowed(reading),
-            _ => {
-                let by_pid = self.asked.by.has_pid();
-                Cow::Owned(KeyedHistogramReading::of_processes(each, by_pid))
-            }
-        }
+        let join = || KeyedHistogramReading::of_processes(each, self.asked.by.has_pid());
+        as_one(each, self.is_of_several, join)
     }
 
     fn report<'r>(

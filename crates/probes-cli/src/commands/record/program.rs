@@ -18,9 +18,10 @@ use super::recording::{Recording, warn_of_early_exit};
 use super::{Args, NamedFile};
 use crate::commands::closures::warn_of_refused_closures;
 use crate::commands::gaps::{GapWarning, Gaps};
-use crate::commands::observe_loop::{self, warn_of_still_mapped};
+use crate::commands::observation_messages::warn_of_still_mapped;
 use crate::commands::opened_events::OpenedEvents;
 use crate::commands::program_with_events::{AwaitedEvents, EventsDirectory, ProgramWithEvents};
+use crate::commands::reading_times::COUNTS_INTERVAL;
 use crate::commands::started_program::StartedProgram;
 use crate::commands::step_failures::{StepFailures, report_failures};
 use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
@@ -249,7 +250,7 @@ impl ProgramRecorder<'_> {
                     }
                 }
             }
-            if at >= checked + observe_loop::COUNTS_INTERVAL {
+            if at >= checked + COUNTS_INTERVAL {
                 checked = at;
                 let check = waiter.trace(|| observer.check());
                 self.warn(observer);

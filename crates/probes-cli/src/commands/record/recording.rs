@@ -20,7 +20,7 @@ use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
 use crate::commands::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
 use crate::commands::latency::warn_of_interleaved;
 use crate::commands::lost_switches::warn_of_lost_switches;
-use crate::commands::observe_loop::ObservationLoop;
+use crate::commands::observations::Observations;
 use crate::commands::opened_events::{
     EventsOff, NOTE_WAITING_AFTER, OpenedEvents, note_waiting_for_events, warn_of_left_file,
 };
@@ -214,19 +214,17 @@ impl<'r> Recording<'r> {
         };
         // Before anything is changed, because it may fail.
         self.begin_waits()?;
-        let active = ObservationLoop::begin_by(target, args.until.duration, output, observe)?;
+        let active = Observations::of_process(target, args.until.duration, output, observe)?;
         self.begun = monotonic_now();
         self.is_observed = true;
         if recorded.has_functions() {
-            warn_of_uncounted(&output.messages, active.observer(), "recorded");
-            warn_of_missing_exits(&output.messages, active.observer());
-            note_unknown_arguments(
-                &output.messages,
-                active.observer(),
-                recorded.calls().arguments(),
-            );
+            for (messages, observer) in active.each() {
+                warn_of_uncounted(&messages, observer, "recorded");
+                warn_of_missing_exits(&messages, observer);
+                note_unknown_arguments(&messages, observer, recorded.calls().arguments());
+            }
         }
-        let switches_on = active.observer().switches_events_on();
+        let switches_on = active.only().is_some_and(Observer::switches_events_on);
         let mut are_awaited = recorded.gc;
         if recorded.gc && !switches_on {
             // If that fails, the first reading tries again, and reports the error.

@@ -9,7 +9,7 @@ use super::exposition::shortened;
 use super::figures::{CollectorTotals, ProcessFigures, value_of_state};
 use crate::commands::closures::warn_of_refused_closures;
 use crate::commands::gaps::{GapWarning, Gaps};
-use crate::commands::observe_loop::warn_of_still_mapped;
+use crate::commands::observation_messages::warn_of_still_mapped;
 use crate::commands::uncounted::warn_of_uncounted;
 use crate::commands::undo::retry;
 use crate::failure::{Failure, exit_or_exec};
