@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use probes_lib::{
-    Check, CheckKind, CheckResult, CodeDigest, Effect, Error, ErrorKind, SystemError,
+    Check, CheckKind, CheckResult, CodeDigest, Effect, Error, ErrorKind, Operation, SystemError,
 };
 
 pub(crate) use processes::sudo_after;
@@ -150,6 +150,10 @@ pub(crate) fn clean(pid: i32) -> String {
 
 fn of_system(kind: &SystemError) -> Option<String> {
     let hint = match kind {
+        SystemError::Call {
+            operation: Operation::RecordHold,
+            ..
+        } => "without -for, no record is needed (docs/holds.md says where records are)",
         SystemError::NoThread { .. } => LIMITED,
         SystemError::ForeignProc => {
             "enter the mount namespace, too (`nsenter --mount --pid`), or mount a /proc of this pid namespace in a new one (`unshare --mount-proc`)"

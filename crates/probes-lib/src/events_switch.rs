@@ -500,7 +500,7 @@ fn clear(target: &Target, flag: LiveAddr) -> Result<()> {
 fn write_word(target: &Target, at: LiveAddr, word: u64) -> Result<()> {
     let memory = target.opened.unshadowed_memory()?;
     let written = memory.while_it_runs().write_code(at, &word.to_le_bytes());
-    written.map_err(|source| Error::of_write(target.pid(), MemoryPart::Semaphore, at, source))
+    written.map_err(|source| Error::of_write(target.pid(), MemoryPart::RuntimeFlag, at, source))
 }
 
 /// Returns why events cannot be switched on in a process without the symbols that this needs, whose events are off.

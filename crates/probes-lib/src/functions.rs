@@ -484,7 +484,7 @@ impl Functions {
         Ok(places)
     }
 
-    /// Returns the sites of USDT probes that a selector asks for, and that are in no function that is known: their
+    /// Returns the sites of USDT probes that a selector asks for, and that are in no known function: their
     /// objects, names and addresses.
     pub(crate) fn usdt_sites_outside(
         &self,

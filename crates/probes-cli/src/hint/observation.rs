@@ -14,9 +14,15 @@ pub(super) fn of_observe(
         ObserveError::AlreadyObserved { .. } => {
             "wait until that observer exits, or use -force, which ends its observation with an error"
         }
-        ObserveError::StillInside { .. }
-        | ObserveError::NoThreadToRedirect
-        | ObserveError::CallUnfinished => "try again",
+        ObserveError::NoThreadToRedirect | ObserveError::CallUnfinished => "try again",
+        ObserveError::StillInside { .. } => {
+            "try again in a moment, or restart the program if the thread never leaves that code"
+        }
+        ObserveError::NotRunning => {
+            "thaw its cgroup if it is frozen (`cat /proc/PID/cgroup`), or try again when processors are free"
+        }
+        ObserveError::NoRoom => "observe fewer functions, or those of one library at a time",
+        ObserveError::NoThreadIds => "count by another key, such as arg0 or caller",
         ObserveError::SeccompRefuses { call, .. } => {
             return Some(format!(
                 "its filter would have to allow {call}; `attach` and `info` inject no system calls, and work"

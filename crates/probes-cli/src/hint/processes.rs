@@ -52,6 +52,9 @@ pub(super) fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -
         MemoryError::GigaText if is_attach => {
             "-gigatext changes it nevertheless: the process waits while a gigabyte is copied"
         }
+        MemoryError::UnknownLoadBias { .. } => {
+            "try again; if it persists, a packer or a loader has moved its segments"
+        }
         MemoryError::Shared { .. } => {
             return Some(format!(
                 "leave out the probes with sites or counters there: `ocaml-probes info -pid {} -sites` lists the addresses",

@@ -49,6 +49,13 @@ fn of_elf(defect: &ElfDefect) -> Option<String> {
         | ElfDefect::Truncated { .. }
         | ElfDefect::Table(_)
         | ElfDefect::Contradiction(_) => "the file is damaged, build it again",
+        ElfDefect::TooLarge { .. } | ElfDefect::TooMuchCode { .. } => {
+            "it is damaged, or larger than ocaml-probes supports: `readelf -lSW` shows its sizes"
+        }
+        ElfDefect::TooManySegments(_) | ElfDefect::LongSymbols { .. } => {
+            "no linker makes such a file: it is damaged, or was made like this on purpose"
+        }
+        ElfDefect::NoFunctions => KEEP_SYMBOLS,
         _ => return None,
     };
     Some(hint.to_owned())

@@ -38,7 +38,7 @@ fn wait_for_enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     if tool.wait().success() {
         return Ok(());
     }
-    if error.contains("; the process was resumed, it is safe to retry; nothing was changed") {
+    if error.contains("; the process was resumed; it is safe to retry; nothing was changed") {
         return Err((0, error));
     }
     let words = ["is being changed by pid ", "is already traced by pid "];

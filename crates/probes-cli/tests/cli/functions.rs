@@ -154,7 +154,7 @@ fn code_that_cannot_be_read_is_unknown() {
     fs::write(&path, file.bytes()).unwrap();
     let plain = run_on("list -functions", &path);
     assert!(plain.stdout.ends_with(" - - f\n"), "{}", plain.stdout);
-    let warning = "segments has 70 segments with code or data, more than are read";
+    let warning = "segments has 70 segments with code or data, more than can be read";
     assert!(plain.stderr.contains(warning), "{}", plain.stderr);
     let json = run_on("list -functions -json", &path).json();
     let function = &json["functions"][0];

@@ -654,7 +654,7 @@ fn missing_collectors_are_explained() {
         return;
     }
     let stw = stw.failure();
-    let why = "calls.exe: it has the runtime of OCaml 4, and stw is work of OCaml 5";
+    let why = "calls.exe: the runtime of OCaml 4 does not do stw, only that of OCaml 5";
     assert!(
         stw.contains(why) && stw.contains("hint: -gc stw needs OCaml 5"),
         "{stw}"

@@ -301,7 +301,7 @@ fn arguments_of_moved_sites_are_refused() {
         ] {
             let refused = run(&format!("{asked} -pid {pid} -for 1ms"));
             assert_eq!(refused.code, Some(1), "{asked}: {refused:?}");
-            let why = "uses the processor's flags, which would be changed";
+            let why = "needs processor flags that a trampoline would change, at +0x";
             assert!(refused.stderr.contains(why), "{asked}: {refused:?}");
             let hint = format!("list -pid {pid} -provider any -sites` shows where");
             assert!(refused.stderr.contains(&hint), "{asked}: {refused:?}");
@@ -337,7 +337,7 @@ fn sites_outside_functions_are_left_out() {
         let refused = run(&format!("count -usdt outside:lost -pid {pid}"));
         assert_eq!(refused.code, Some(1));
         assert!(
-            refused.stderr.contains("is in no function that is known"),
+            refused.stderr.contains("is in no known function"),
             "{refused:?}"
         );
     }
@@ -483,9 +483,9 @@ fn full_semaphore_is_refused() {
         let pid = talker.pid();
         talker.ask("fill", "filled");
         let error = run(&format!("count -usdt demo:guarded -for 1s -pid {pid}")).failure();
-        let start = format!("ocaml-probes: process {pid} has a semaphore at 0x");
+        let start = format!("ocaml-probes: process {pid} has the semaphore of a USDT probe at 0x");
         assert!(error.starts_with(&start), "{error}");
-        let end = "whose value is too high to be raised; nothing was changed";
+        let end = "at its highest value: it cannot be raised; nothing was changed";
         assert!(error.lines().next().unwrap().ends_with(end), "{error}");
         assert_eq!(semaphore(pid), "65535");
         eventually("it is not observed", || (!is_observed(pid)).then_some(()));

@@ -245,7 +245,7 @@ fn sparse_file_causes_no_large_allocation() {
     let error = elf.contents(".note.stapsdt").err().unwrap();
     assert_eq!(
         error.to_string(),
-        "/srv/server.exe has 2199023255552 bytes of .note.stapsdt, and at most 134217728 are read"
+        "/srv/server.exe has 2199023255552 bytes of .note.stapsdt: at most 134217728 can be read"
     );
 }
 

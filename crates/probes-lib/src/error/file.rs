@@ -134,7 +134,7 @@ pub enum ElfDefect {
     #[error("is corrupt: {0} cannot be read")]
     Table(&'static str),
     /// A part of the file that is longer than this crate reads.
-    #[error("has {size} bytes of {what}, and at most {most} are read")]
+    #[error("has {size} bytes of {what}: at most {most} can be read")]
     TooLarge {
         /// The section, the table or the segment.
         what: &'static str,
@@ -144,7 +144,7 @@ pub enum ElfDefect {
         most: u64,
     },
     /// More code and data than this crate reads.
-    #[error("has {size} bytes of code and data, and at most {most} are read")]
+    #[error("has {size} bytes of code and data: at most {most} can be read")]
     TooMuchCode {
         /// How many there are in its segments.
         size: u64,
@@ -152,13 +152,13 @@ pub enum ElfDefect {
         most: u64,
     },
     /// More segments with code or data than this crate reads.
-    #[error("has {0} segments with code or data, more than are read")]
+    #[error("has {0} segments with code or data, more than can be read")]
     TooManySegments(usize),
     /// The notes cannot be found without section headers.
     #[error("has no section headers, so its probes cannot be found")]
     NoSectionHeaders,
     /// Names of functions, in symbol tables, that are so long together that they must overlap.
-    #[error("is corrupt: its symbols are longer than {most} bytes together")]
+    #[error("is corrupt: the names of its symbols have more than {most} bytes")]
     LongSymbols {
         /// How long the names of such a file may be together, in bytes.
         most: usize,

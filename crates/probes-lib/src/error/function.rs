@@ -62,7 +62,7 @@ pub enum FunctionError {
         /// Names that there are, nearest first.
         near: Vec<String>,
     },
-    /// The site of a USDT probe is in no function that is known.
+    /// The site of a USDT probe is in no known function.
     #[error("{}", self.with_subject("it"))]
     SiteOutside {
         /// Provider and name of the probe.
@@ -77,7 +77,7 @@ pub enum FunctionError {
         libraries: usize,
     },
     /// The runtime is that of OCaml 4, and only that of OCaml 5 does this work of the garbage collector.
-    #[error("it has the runtime of OCaml 4, and {work} is work of OCaml 5")]
+    #[error("the runtime of OCaml 4 does not do {work}, only that of OCaml 5")]
     NeedsOcaml5 {
         /// The work, as `-gc` has it.
         work: &'static str,
@@ -91,7 +91,7 @@ pub enum FunctionError {
         libraries: usize,
     },
     /// More functions than can be timed, or watched, together.
-    #[error("{given} functions match, and {most} can be timed or watched at once")]
+    #[error("{given} functions match; at most {most} can be timed or watched at once")]
     TooManyTimed {
         /// How many were asked for.
         given: usize,
@@ -184,7 +184,7 @@ impl FunctionError {
                 did_you_mean(near)
             ),
             FunctionError::SiteOutside { name, address } => {
-                format!("the site of {name} in {file} at {address} is in no function that is known")
+                format!("the site of {name} in {file} at {address} is in no known function")
             }
             FunctionError::NoneAt { address, libraries } => format!(
                 "no function in {file}{} is known at {address}",
@@ -195,7 +195,7 @@ impl FunctionError {
                 or_libraries(*libraries)
             ),
             FunctionError::NoCollector { names, libraries } => format!(
-                "no function in {file}{} is {}",
+                "no function in {file}{} is called {}",
                 or_libraries(*libraries),
                 names.join(" or ")
             ),

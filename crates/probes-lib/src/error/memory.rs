@@ -123,7 +123,7 @@ impl MemoryError {
             ),
             MemoryError::UnknownLoadBias { object } => {
                 format!(
-                    "cannot tell where {} is loaded in {subject}",
+                    "cannot determine where {} is loaded in {subject}: none of its segments fits the mappings",
                     object.display()
                 )
             }
@@ -164,18 +164,21 @@ pub enum MemoryPart {
     ObservationData,
     /// The stack of a thread.
     Stack,
+    /// A flag of the runtime of OCaml, which has it switch its events on or off.
+    RuntimeFlag,
 }
 
 impl fmt::Display for MemoryPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             MemoryPart::Site => "a site",
-            MemoryPart::Code => "the code",
-            MemoryPart::Semaphore => "a counter",
+            MemoryPart::Code => "code",
+            MemoryPart::Semaphore => "the counter of a probe",
             MemoryPart::Trampoline => "a trampoline",
-            MemoryPart::InjectedCall => "an injected call",
+            MemoryPart::InjectedCall => "the code of an injected call",
             MemoryPart::ObservationData => "observation data",
             MemoryPart::Stack => "a stack",
+            MemoryPart::RuntimeFlag => "a flag of the runtime",
         })
     }
 }
@@ -187,7 +190,7 @@ fn write_obstacle(part: MemoryPart, error: &io::Error) -> &'static str {
         MemoryPart::Site | MemoryPart::Code | MemoryPart::Trampoline | MemoryPart::InjectedCall
     );
     if is_code && error.raw_os_error() == Some(libc::EIO) {
-        "; PTRACE_POKETEXT failed, too (proc_mem.force_override=never?)"
+        "; ptrace(2) cannot write it either: was the kernel booted with proc_mem.force_override=never (/proc/cmdline)?"
     } else {
         ""
     }

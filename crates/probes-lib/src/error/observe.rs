@@ -122,7 +122,9 @@ impl fmt::Display for ToolProcess {
 #[non_exhaustive]
 pub enum ObserveError {
     /// The semaphore of a USDT probe has so high a value that it cannot be raised.
-    #[error("has a semaphore at {address} whose value is too high to be raised")]
+    #[error(
+        "has the semaphore of a USDT probe at {address} at its highest value: it cannot be raised"
+    )]
     SemaphoreFull {
         /// Its address in the process.
         address: LiveAddr,
@@ -131,7 +133,7 @@ pub enum ObserveError {
     #[error("has no sites for the probes to be observed: they have semaphores only")]
     NoSites,
     /// No address range for trampolines is free within reach of the sites.
-    #[error("has no address range free for trampolines within reach of its sites")]
+    #[error("has no free addresses for trampolines within 2 GiB of its sites")]
     NoRoom,
     /// No object of the process has unused bytes after its code, in which an injected call could be
     /// placed. This happens if the program is linked statically and its last page of code is full.
@@ -162,7 +164,7 @@ pub enum ObserveError {
     /// A thread, which is the subject, is in code that an earlier observation has added to the process, or may return
     /// to it. So that code stays mapped.
     #[error(
-        "({name}) {} {code}, which an earlier observation has left",
+        "({name}) {} {code}, which an earlier observation has left and which cannot be removed until the thread is out of it",
         if *.is_executing { "still executes" } else { "may still return to" }
     )]
     StillInside {
@@ -255,7 +257,7 @@ pub enum ObserveError {
         denial: TscDenial,
     },
     /// Functions are to be timed, and a thread of the process has no thread control block (`fs` does not point to one),
-    /// by which its calls are told from those of others: the program has just been started, or has no C library. If a
+    /// by which its calls are distinguished from those of others: the program has just been started, or has no C library. If a
     /// program is observed from its first instruction, this is an error only where the base of `fs` cannot be read:
     /// before Linux 5.9, or on an old processor.
     #[error(
@@ -278,7 +280,9 @@ pub enum ObserveError {
     #[error(transparent)]
     LongExpression(BadExpression),
     /// It is not known where the ids of its threads are.
-    #[error("has threads whose ids are not known, so hits cannot be counted by them")]
+    #[error(
+        "cannot have its hits counted by tid: where its C library keeps the ids of threads is not known"
+    )]
     NoThreadIds,
     /// More histograms than are possible together; without a subject.
     #[error("{given} histograms were asked for; at most {most} are possible")]
@@ -297,7 +301,9 @@ pub enum ObserveError {
         most: usize,
     },
     /// Results or exits of functions are to be recorded, but only some of their calls; without a subject.
-    #[error("results of functions cannot be recorded of only some of their calls")]
+    #[error(
+        "results of functions cannot be combined with a filter or a sample: a return does not show whether its call was recorded"
+    )]
     ResultsOfSomeCalls,
     /// Times are to be distinguished by keys in a way that is not possible.
     #[error("times by keys {0}")]

@@ -69,7 +69,7 @@ pub enum ProcessError {
     },
     /// A thread, which is the subject, did not stop in time.
     #[error(
-        "({name}) did not stop within {limit_ms} ms: it is {}; the process was resumed, it is safe to retry",
+        "({name}) did not stop within {limit_ms} ms: it is {}; the process was resumed; it is safe to retry",
         state_text(*.state, .wchan)
     )]
     Busy {
@@ -84,7 +84,7 @@ pub enum ProcessError {
     },
     /// Threads were started faster than they could be stopped.
     #[error(
-        "kept starting threads, and could not be stopped within {limit_ms} ms; the process was resumed, it is safe to retry"
+        "kept starting threads, and could not be stopped within {limit_ms} ms; the process was resumed; it is safe to retry"
     )]
     ThreadsKeepStarting {
         /// The limit, in milliseconds.
@@ -94,7 +94,7 @@ pub enum ProcessError {
     /// because this tool sent nothing for two seconds or kept it stopped for more than five. The process is running
     /// again.
     #[error(
-        "was resumed by the tool that follows it: that has exited, or this tool kept it stopped for too long"
+        "was resumed too early: the tool that follows it has exited, or has waited too long for this one"
     )]
     FollowerLost,
     /// The tool that follows it ([`Follow`](crate::Follow)) was asked to stop it for this tool, and does not answer.

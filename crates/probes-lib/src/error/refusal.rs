@@ -16,9 +16,9 @@ pub enum Refusal {
     /// Its range is empty, or not all of it is code that the file has.
     #[error("is not in the code of its file")]
     NotCode,
-    /// It is the site of a USDT probe that no function which is known contains, or a part of a function (`.cold`) that no
-    /// function is known to jump to, or several.
-    #[error("is in no function that is known")]
+    /// It is the site of a USDT probe in no known function, or a part of a function (`.cold`) to which no known function
+    /// jumps, or several.
+    #[error("is in no known function")]
     NoFunction,
     /// The address is not that of an instruction of the function.
     #[error("is in the middle of an instruction")]
@@ -47,7 +47,9 @@ pub enum Refusal {
         exit: Option<u64>,
     },
     /// Code jumps into the bytes that the jump would take, and no address is free that a shorter one reaches.
-    #[error("has a branch target at +{offset:#x}, inside the bytes of the jump")]
+    #[error(
+        "has a branch target at +{offset:#x}, inside the bytes that the jump to its trampoline would take"
+    )]
     BranchTarget {
         /// Where the target is.
         offset: u64,
@@ -75,7 +77,7 @@ pub enum Refusal {
     },
     /// It ends neither with a return nor with a jump: what follows is executed after it. There is no instruction to
     /// patch as its exit.
-    #[error("continues past its end, at +{offset:#x}")]
+    #[error("ends neither with a return nor with a jump (+{offset:#x})")]
     FallsThrough {
         /// Where its last instruction is.
         offset: u64,
@@ -92,14 +94,14 @@ pub enum Refusal {
     /// The bytes that the jump would take are on two pages: they cannot be written atomically.
     #[error("needs a jump across a page boundary, which could not be written atomically")]
     PageBorder,
-    /// It is OCaml 4's, and the instructions that the jump replaces write to the stack. If the stack ends there, OCaml
+    /// It is OCaml 4's, and the instructions that would be moved write to the stack. If the stack ends there, OCaml
     /// raises `Stack_overflow` only for a fault in its own code.
     #[error(
-        "writes to the stack in the instructions that the jump replaces, where OCaml 4 may find its end"
+        "writes to the stack in the instructions that would be moved: OCaml 4 does not recognize a stack overflow there"
     )]
     StackWrite,
     /// A condition is computed before the instruction and used after it.
-    #[error("uses the processor's flags, which would be changed")]
+    #[error("needs processor flags that a trampoline would change, at +{offset:#x}")]
     LiveFlags {
         /// Where.
         offset: u64,
@@ -109,11 +111,11 @@ pub enum Refusal {
     NotEntry,
     /// It is OCaml 5's, which executes its code on stacks of its own, and where the runtime has the address of the
     /// current one is not known.
-    #[error("runs on stacks of OCaml 5 that cannot be told apart, so it cannot be timed")]
+    #[error("runs on fibers of OCaml 5 that cannot be distinguished here, so it cannot be timed")]
     UnknownStack,
-    /// No memory is free where its jump can lead, or other functions need memory at too many other places.
+    /// No memory is free within reach of its jump, or other functions that are selected take it.
     #[error(
-        "has no memory for its trampoline where its jump can lead: none is free, or other functions use too many such places"
+        "has no free memory within reach of its jump, or other functions that are selected take it"
     )]
     NoRoom,
     /// It is code that the kernel maps into each process.

@@ -32,7 +32,7 @@ pub enum RuntimeEventsError {
     },
     /// Its events were switched on, and the disk that their file is on gets full.
     #[error(
-        "has only {free} bytes left on the disk of its runtime events, which were switched on: without room for them, it would be killed"
+        "has only {free} bytes free on the disk with the file of its runtime events: it would be killed (SIGBUS) once that disk is full"
     )]
     NoRoom {
         /// How many bytes there are.

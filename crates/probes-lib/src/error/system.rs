@@ -67,9 +67,9 @@ pub enum Operation {
     Attach,
     /// To take its update lock, or its observer lock.
     Lock,
-    /// To record what is held of its probes.
+    /// To record a hold on its probes.
     RecordHold,
-    /// To read the records of what is held of its probes, or the counters that these are about.
+    /// To read the records of holds on its probes, or the counters that these are about.
     ReadHolds,
     /// To have it stopped by the tool that follows it ([`Follow`](crate::Follow)).
     StopByFollower,
@@ -85,9 +85,9 @@ impl fmt::Display for Operation {
             Operation::Read => "read",
             Operation::Attach => "attach to",
             Operation::Lock => "lock",
-            Operation::RecordHold => "record what is held of",
-            Operation::ReadHolds => "read what is held of",
-            Operation::StopByFollower => "have its follower stop",
+            Operation::RecordHold => "record the hold on",
+            Operation::ReadHolds => "read the records of holds on",
+            Operation::StopByFollower => "ask the follower to stop",
             Operation::InjectCall => "inject a call into",
             Operation::StopAtEntry => "stop at the entry point of",
         })

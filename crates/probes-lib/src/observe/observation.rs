@@ -571,7 +571,7 @@ impl Observation {
             (self.self_times, "cannot be combined with self times"),
             (
                 self.slow_from.is_some(),
-                "cannot be combined with slow ones that are shown one by one",
+                "cannot be combined with slow pairs and calls (report_slow)",
             ),
         ];
         let why = excluded.into_iter().find(|(is_asked, _)| *is_asked);

@@ -643,7 +643,7 @@ fn refusals_say_why() {
     // After its endbr64, another function may begin.
     assert_eq!(
         refusal(b"\xf3\x0f\x1e\xfa"),
-        "has a branch target at +0x4, inside the bytes of the jump"
+        "has a branch target at +0x4, inside the bytes that the jump to its trampoline would take"
     );
     assert_eq!(
         refusal(b"\x53\x06\x90\x90\x90\x90"),
@@ -656,7 +656,7 @@ fn refusals_say_why() {
     // A branch target at +1; the bytes from there on, as those of a jump, lead into the program itself.
     assert_eq!(
         refusal(b"\x53\0\0\0\0\0\0\xeb\xf8"),
-        "has a branch target at +0x1, inside the bytes of the jump"
+        "has a branch target at +0x1, inside the bytes that the jump to its trampoline would take"
     );
     let (planner, ranges) = planner_of(&[b"\xb8\x01\0\0\0\xc3"]);
     let inside = planner.instruction(ranges[0], FileAddr(AT + 1));

@@ -328,7 +328,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
             message.contains("is in uninterruptible sleep (D"),
             "{message}"
         );
-        let end = "; the process was resumed, it is safe to retry; nothing was changed";
+        let end = "; the process was resumed; it is safe to retry; nothing was changed";
         assert!(message.ends_with(end), "{message}");
 
         assert_eq!(process::status(pid, "TracerPid"), "0");

@@ -221,7 +221,7 @@ fn too_long_symbol_names_are_refused() {
     };
     let error = functions_of(&aliases).unwrap_err().to_string();
     assert!(
-        error.contains("its symbols are longer than 16777216 bytes"),
+        error.contains("the names of its symbols have more than 16777216 bytes"),
         "{error}"
     );
 

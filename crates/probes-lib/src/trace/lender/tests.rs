@@ -602,7 +602,10 @@ fn program_without_random_bytes_is_not_lent() {
         tracer.stop(process, LIMIT).map(Stopped::release)
     });
     let text = stopped.unwrap_err().to_string();
-    let expected = format!("cannot have its follower stop process {}: ", process.pid());
+    let expected = format!(
+        "cannot ask the follower to stop process {}: ",
+        process.pid()
+    );
     assert!(text.starts_with(&expected), "{text}");
     talker.hits();
     follower.end();
