@@ -51,7 +51,7 @@ const INTRODUCTION: &str = "\
 # Promises
 
 Each promise, the test that tries to break it, and how often it tries in one `make test-all`. “2 ×” means once as a
-position-independent program and once at a fixed address. [reliability.md](reliability.md) says the same in prose, and what is not promised.
+position-independent program and once at a fixed address. [reliability.md](reliability.md) says the same in prose, [not-promised.md](not-promised.md) what is not promised.
 
 `live::…` and `unit::…` are tests of `probes-lib` (`--test live`, `--lib`), `cli::…`, `chaos::…`, `adversary::…` and
 `matrix::…` of `probes-cli`, `interface::…` of `probes-c`.
