@@ -19,6 +19,7 @@ pub(crate) struct BuildOutput {
 
 /// The benchmark target, built as PIE or not, with a given number of sites.
 pub(crate) struct Program {
+    /// Its path below the fixtures' directory.
     pub(crate) name: &'static str,
     pub(crate) sites: u64,
     pub(crate) path: PathBuf,

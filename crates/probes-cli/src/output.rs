@@ -141,7 +141,7 @@ pub(crate) fn changes(
     }
 }
 
-/// What was given back for dead holders.
+/// What was undone for dead holders.
 pub(crate) fn released(
     format: Format,
     released: &[Released<'_>],

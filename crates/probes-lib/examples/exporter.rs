@@ -39,7 +39,7 @@ pub(crate) fn serve(pid: i32, listener: &TcpListener, end: impl AsFd) -> Result<
         }
         let mut page = "# TYPE probe_hits_total counter\n".to_owned();
         for (name, hits) in observer.counts()?.probes() {
-            // As of a label's value, the three characters that it cannot have are written `\\`, `\"` and `\n`.
+            // The three characters that a label's value cannot have are written `\\`, `\"` and `\n`.
             let name = name.replace('\\', r"\\").replace('"', "\\\"");
             let name = name.replace('\n', r"\n");
             writeln!(page, "probe_hits_total{{probe=\"{name}\"}} {hits}")?;

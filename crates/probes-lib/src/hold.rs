@@ -1,4 +1,4 @@
-//! [`Hold`]: an update that is to be given back, and is recorded so that others can do it if its holder is
+//! [`Hold`]: an update that is to be undone, and is recorded so that others can do it if its holder is
 //! killed. The facade of `update::holds`.
 
 use crate::error::{Error, Result};
@@ -9,9 +9,9 @@ use crate::update::holds::{Holders, ReleasedHold, holders};
 use crate::update::options::Options;
 use crate::update::report::Report;
 
-/// An update that is given back by [`Hold::release`]. It is recorded in a file as long as it lasts. If the holder
+/// An update that is undone by [`Hold::release`]. It is recorded in a file as long as it lasts. If the holder
 /// is killed, or drops this without releasing it, [`Target::holders`] shows that, and
-/// [`Target::release_dead`] gives back what it has added.
+/// [`Target::release_dead`] undoes what it has added.
 ///
 /// A child that is forked meanwhile keeps the holder alive, until it exits or executes a program.
 ///
@@ -37,21 +37,21 @@ impl Hold {
         &self.report
     }
 
-    /// Returns why the hold is not recorded: nothing gives it back if this process is killed. `None` if it is
+    /// Returns why the hold is not recorded: nothing undoes it if this process is killed. `None` if it is
     /// recorded, or has changed nothing.
     pub fn unrecorded(&self) -> Option<String> {
         self.record.failure()
     }
 
-    /// Gives back what was added: see [`Target::undo`]. If this fails, it can be tried again: what was given back by then
-    /// is not given back twice.
+    /// Undoes what was added: see [`Target::undo`]. If this fails, it can be tried again: what was undone by then
+    /// is not undone twice.
     ///
     /// # Errors
     ///
     /// See [`Target::undo`].
     pub fn release(&self, options: Options) -> Result<Report> {
         let undo = |program: &_| choose_undo(program, &self.record.applied(program));
-        let hold = Some((&self.record, HoldChange::GiveBack));
+        let hold = Some((&self.record, HoldChange::Undo));
         let undone = self.target.carry_out(&undo, options, hold);
         if undone.as_ref().is_err_and(Error::is_program_gone) {
             self.record.remove();
@@ -61,7 +61,7 @@ impl Hold {
 }
 
 impl Target {
-    /// Same as [`Target::update_with`], for an update that is to be given back. Before anything is changed, it is
+    /// Same as [`Target::update_with`], for an update that is to be undone. Before anything is changed, it is
     /// recorded, in a file in `/run/ocaml-probes` (root) or `/tmp/ocaml-probes-UID`. An update that cannot be
     /// recorded is made nevertheless: see [`Hold::unrecorded`].
     ///
@@ -87,10 +87,10 @@ impl Target {
         holders(self.opened.process())
     }
 
-    /// Gives back what dead holders have added, as [`Target::undo`] does, each in one update. Those of other
+    /// Undoes what dead holders have added, as [`Target::undo`] does, each in one update. Those of other
     /// users are left, unless we are root ([`Holder::can_be_released`](crate::Holder::can_be_released)).
     ///
-    /// What was not added is not given back: if a holder was killed while it changed counters, and it cannot be
+    /// What was not added is not undone: if a holder was killed while it changed counters, and it cannot be
     /// known any more whether it had, they stay as they are.
     ///
     /// # Errors

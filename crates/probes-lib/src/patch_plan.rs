@@ -282,7 +282,7 @@ impl PatchPlanner {
     ) -> Result<Vec<PatchSite>, Refusal> {
         let (body, index) = self.body_at(function, address)?;
         let over = self.swept.candidates_at_site(&body, index);
-        let Some(next) = self.swept.behind_nop(&body, index) else {
+        let Some(next) = self.swept.after_nop(&body, index) else {
             return over;
         };
         let mut sites = self.swept.candidates(&body, next).unwrap_or_default();
@@ -324,9 +324,9 @@ impl PatchPlanner {
             let is_target = |next: &Instruction| self.swept.targets.contains(next.ip());
             is_straight(&instructions[*index]) && next.is_some_and(|next| !is_target(next))
         };
-        let behind = (index..).take_while(goes_on).map(|index| index + 1);
+        let after = (index..).take_while(goes_on).map(|index| index + 1);
         let before = (0..index).rev().take_while(goes_on);
-        let both = behind.take(MAX_EACH_WAY).chain(before.take(MAX_EACH_WAY));
+        let both = after.take(MAX_EACH_WAY).chain(before.take(MAX_EACH_WAY));
         both.map(|index| FileAddr(instructions[index].ip()))
             .collect()
     }

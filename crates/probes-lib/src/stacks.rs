@@ -807,7 +807,7 @@ impl Stacks {
         self.domains.is_some()
     }
 
-    /// Returns the domain that a thread belongs to now, if that can be told. Does not stop it.
+    /// Returns the domain that a thread belongs to now, if that can be determined. Does not stop it.
     pub(crate) fn domain(&self, tid: i32) -> Option<u32> {
         self.domains.as_ref()?.of_thread(tid, &self.memory)
     }

@@ -329,7 +329,7 @@ impl Target {
         done.map_err(|error| self.nothing_changed_or(error))
     }
 
-    /// Gives back what dead holders hold.
+    /// Undoes what dead holders hold.
     pub(crate) fn release_all_dead(&self, options: Options) -> Result<Vec<ReleasedHold>> {
         let released = self.updater(options).release_dead(&self.queue);
         released.map_err(|error| self.nothing_changed_or(error))

@@ -1,5 +1,5 @@
 //! Which commands hold probes of a process: `info` shows them, `attach -for` warns of dead ones, and
-//! `attach -release-dead` gives back what those hold.
+//! `attach -release-dead` undoes those holds.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -14,7 +14,7 @@ use crate::messages::Messages;
 use crate::output::{self, Released, WarningKind};
 use crate::text::{join_first_few, number_of};
 
-/// Gives back what dead commands hold of each process, and prints it.
+/// Undoes what dead commands hold of each process, and prints it.
 pub(super) fn release_dead(
     targets: &[Target],
     options: Options,
@@ -36,7 +36,7 @@ pub(super) fn release_dead(
             printed = printed.and(text.and_then(|text| output.print(&text)));
         }
         if released.is_empty() {
-            messages.note("no dead command holds probes that can be given back");
+            messages.note("no dead command has a hold that can be undone");
         }
         keep_last_changes(&mut released);
         for one in released {
@@ -45,18 +45,18 @@ pub(super) fn release_dead(
             let Some(report) = failures.record(pid, report) else {
                 continue;
             };
-            let mut given_back = names(holder);
+            let mut undone = names(holder);
             let is_left = |name: &str| {
                 let mut left = report.not_undone.iter().chain(&report.skipped);
                 left.any(|left| left == name)
             };
-            given_back.retain(|&it| !is_left(it));
-            match join_first_few(&given_back) {
+            undone.retain(|&it| !is_left(it));
+            match join_first_few(&undone) {
                 Some(names) => {
-                    messages.note(&format!("given back for {}: {names}", holder.tool));
+                    messages.note(&format!("undone for {}: {names}", holder.tool));
                 }
                 None if report.not_undone.is_empty() => {
-                    messages.note(&format!("{} had nothing to give back", holder.tool));
+                    messages.note(&format!("{} had nothing to undo", holder.tool));
                 }
                 None => {}
             }
@@ -125,7 +125,7 @@ pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
     }
 }
 
-/// Warns of dead holders whose holds only another user may give back.
+/// Warns of dead holders whose holds only another user may undo.
 fn warn_of_others(messages: &Messages, pid: i32, holders: &Holders) {
     let others = holders.list.iter().filter(|one| !one.can_be_released);
     let list = others.cloned().collect();
@@ -166,7 +166,7 @@ fn how_to_release(pid: i32, holder: &Holder) -> String {
         0 => ", run as root,",
         user => &format!(", run as root or uid {user},"),
     };
-    format!("{command}{by} gives them back")
+    format!("{command}{by} undoes them")
 }
 
 /// Warns of a hold that could not be recorded, so that no other tool knows of it.
@@ -175,7 +175,7 @@ pub(super) fn warn_of_unrecorded(messages: &Messages, hold: &Hold) {
         messages.warning(
             WarningKind::UnrecordedHold,
             &format!("the hold of this command could not be recorded ({why})"),
-            "if it is killed, nothing shows or gives back what it has added",
+            "if it is killed, nothing shows or undoes what it has added",
         );
     }
 }

@@ -21,7 +21,7 @@ where counters and sites disagree, NAME inconsistent. With -sites, below each na
     semaphore ADDRESS VALUE
 with addresses in the process; `-` if the file does not say. If a site holds bytes that are neither
 its enabled nor its disabled form, they follow the state: foreign(90cc00000000). Each command that
-holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` gives back what the dead
+holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` undoes what the dead
 hold:
     holder PID alive|dead AMOUNT COMMAND
 What belongs to a library or plugin comes after a line

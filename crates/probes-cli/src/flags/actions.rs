@@ -52,7 +52,7 @@ pub(crate) struct ActionFlags {
 #[derive(Debug)]
 pub(crate) enum RequestedChange {
     Actions(Actions),
-    /// Give back what dead holders hold.
+    /// Undo what dead holders hold.
     ReleaseDead,
 }
 
@@ -61,7 +61,7 @@ pub(crate) enum RequestedChange {
 pub(crate) struct ChangeFlags {
     #[command(flatten)]
     actions: ActionFlags,
-    /// Give back what commands with -for hold that were killed
+    /// Undo what killed commands with -for have changed
     #[arg(long, help_heading = "Actions")]
     #[arg(conflicts_with_all = ["enable", "disable", "kind", "force", "follow", "duration"])]
     release_dead: bool,

@@ -19,7 +19,7 @@ pub(super) struct HolderView<'t> {
     /// How long ago the hold began.
     #[serde(serialize_with = "seconds")]
     seconds: Duration,
-    /// Whether it will give back what it holds.
+    /// Whether it will undo what it holds.
     alive: bool,
     /// What it has added to the counter of the probe.
     amount: i32,

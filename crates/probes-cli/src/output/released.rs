@@ -1,4 +1,4 @@
-//! [`Released`]: what was given back for dead holders.
+//! [`Released`]: what was undone for dead holders.
 
 use probes_lib::ReleasedHold;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::format::VERSION;
 use super::view::ChangeView;
 use super::{plain, table};
 
-/// What was given back for one dead holder.
+/// What was undone for one dead holder.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename = "released")]
 pub(crate) struct Released<'r> {
@@ -19,7 +19,7 @@ pub(crate) struct Released<'r> {
     command: &'r str,
     uid: u32,
     changed: Vec<ChangeView<'r>>,
-    /// Probes of which nothing was left to give back.
+    /// Probes of which nothing was left to undo.
     passed_over: &'r [String],
     /// Probes that stay held: something else is in their code, or another holder has disabled them.
     not_undone: &'r [String],
@@ -27,7 +27,7 @@ pub(crate) struct Released<'r> {
 }
 
 impl<'r> Released<'r> {
-    /// Returns what was given back; `None` if that failed.
+    /// Returns what was undone; `None` if that failed.
     pub(crate) fn of(released: &'r ReleasedHold) -> Option<Released<'r>> {
         let tool = &released.holder.tool;
         let report = released.report.as_ref().ok()?;

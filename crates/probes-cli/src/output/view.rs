@@ -82,7 +82,7 @@ pub(super) struct ProbeView<'t> {
     pub(super) site_count: usize,
     pub(super) sites: Vec<SiteView<'t>>,
     pub(super) semaphores: Vec<SemaphoreView<'t>>,
-    /// The commands that have changed its counter and are to give that back.
+    /// The commands that have changed its counter and are to undo that.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) holders: Vec<HolderView<'t>>,
 }

@@ -1,5 +1,5 @@
 //! `attach -for` is killed: before each of its system calls, before and within each of its writes. Then
-//! `attach -release-dead` gives back what it had taken, and nothing else.
+//! `attach -release-dead` undoes what it had changed, and nothing else.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -118,15 +118,15 @@ fn kill_in_every_way(case: &mut Case, file: PathBuf, fault: &str) {
     living.child().kill().unwrap();
     living.wait();
     assert!(run(&format!("attach -pid {} -release-dead", subject.pid())));
-    subject.assert_all((0, State::Disabled), "given back");
+    subject.assert_all((0, State::Disabled), "undone");
     subject.end();
 }
 
-// promise: Death of the tool: What an `attach -for` holds that was killed before any of its system calls is given
-//    back by `-release-dead`, and nothing else (about 1,100 kills, half of them while others enable or
-//    hold the same probes)
+// promise: Death of the tool: What an `attach -for` holds that was killed before any of its system calls is
+//    undone by `-release-dead`, and nothing else (about 1,100 kills, half of them while others enable or hold the
+//    same probes)
 #[test]
-fn hold_killed_before_each_call_is_given_back() {
+fn hold_killed_before_each_call_is_undone() {
     let mut case = Case::begin("holds, killed before each call", 5);
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
@@ -139,9 +139,9 @@ fn hold_killed_before_each_call_is_given_back() {
 }
 
 // promise: Death of the tool: What an `attach -for` holds that was killed before or within any of its writes is
-//    given back by `-release-dead`, and nothing else (164 kills)
+//    undone by `-release-dead`, and nothing else (164 kills)
 #[test]
-fn hold_killed_within_each_write_is_given_back() {
+fn hold_killed_within_each_write_is_undone() {
     let mut case = Case::begin("holds, killed before or within each write", 3);
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {

@@ -75,7 +75,7 @@ fn launch(
             assert_eq!(children(std::process::id() as i32), before, "{what}");
             assert_eq!(running(file), [0; 0], "{what}");
             assert!(!has_run(&output, &what), "{what}");
-            // Detached, it would run until it is killed.
+            // A program that was detached runs on until it is killed; this one must not run at all.
             assert!(!record.calls.contains(&Call::Detach), "{what}");
             case.count("calls failed: not started");
         }
@@ -102,6 +102,7 @@ fn failed_launch_leaves_no_program_with_probes_unset() {
             ] {
                 for nth in 1.. {
                     let mut calls = 0;
+                    // `#N` is the Nth error that this call can return (faults.rs); past the last one, no call fails.
                     for error in 0.. {
                         let script = format!("{fault}:{nth}:#{error}");
                         let record = launch(&mut case, &directory, &copy, &script, is_observed);

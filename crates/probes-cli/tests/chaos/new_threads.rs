@@ -13,8 +13,8 @@ use crate::subject::{Subject, all, state_after};
 /// Times that the probes are switched on and off again, in the short form.
 const CYCLES: usize = 500;
 
-/// Switches the probes of a process on and off, `cycles` times. Its `rounds` are the numbers of
-/// threads, or processes, that it has created.
+/// Switches the probes of a process on and off, `cycles` times. [`Subject::rounds`]
+/// returns how many threads, or processes, it has created.
 fn switch_repeatedly(case: &mut Case, file: &Path, args: &[&str], cycles: usize, what: &str) {
     let mut subject = Subject::start(file, args);
     let (started, born) = (Instant::now(), subject.rounds().iter().sum::<u64>());

@@ -22,8 +22,8 @@ impl Question {
 
     /// The flags after the pid.
     pub(crate) fn flags(&self) -> &'static str {
-        let (_, behind) = self.command.split_once(" -pid ").unwrap();
-        behind.split_once(' ').unwrap().1
+        let (_, after) = self.command.split_once(" -pid ").unwrap();
+        after.split_once(' ').unwrap().1
     }
 
     /// Asserts that each line of the answer was printed, with the same words and other numbers, and that no other

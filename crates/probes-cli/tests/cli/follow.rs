@@ -246,7 +246,7 @@ fn while_others_observe(pid: i32, mut step: impl FnMut()) {
     assert!(!is_observed(pid));
 }
 
-// promise: Following: No load goes unseen while other tools begin and end observing the process (2 × 20
+// promise: Following: No load is missed while other tools begin and end observing the process (2 × 20
 //    observations)
 #[test]
 fn no_load_is_missed_while_others_observe() {
@@ -270,7 +270,7 @@ fn no_load_is_missed_while_others_observe() {
     }
 }
 
-// promise: Following: No process that is started goes unseen while other tools begin and end observing
+// promise: Following: No process that is started is missed while other tools begin and end observing
 //    (2 × 20 observations)
 #[test]
 fn no_child_is_missed_while_others_observe() {

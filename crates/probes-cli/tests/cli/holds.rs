@@ -1,4 +1,4 @@
-//! What a killed `attach -for` holds: `info` shows it, and `attach -release-dead` gives it back.
+//! What a killed `attach -for` holds: `info` shows it, and `attach -release-dead` undoes it.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -77,9 +77,9 @@ fn holders(pid: i32, name: &str) -> Vec<(i64, bool, i64)> {
     holders.map_or_else(Vec::new, |holders| holders.iter().map(one).collect())
 }
 
-// promise: Updates for a time: What a killed command was to undo is given back, in memory byte by byte (8 kills)
+// promise: Updates for a time: What a killed command was to undo is undone, in memory byte by byte (8 kills)
 #[test]
-fn what_the_dead_hold_is_given_back() {
+fn what_the_dead_hold_is_undone() {
     for flags in ["-enable plain,flag", "-disable plain"] {
         for live in ["", " -live"] {
             for target in both_forms("gen_ocaml_2") {
@@ -129,7 +129,7 @@ fn many_dead_holders_have_one_warning() {
     release(pid);
 }
 
-// promise: Updates for a time: Of a living and a dead holder of a probe, only the dead one's hold is given back (2)
+// promise: Updates for a time: Of a living and a dead holder of a probe, only the dead one's hold is undone (2)
 #[test]
 fn living_holder_keeps_what_it_holds() {
     for target in both_forms("gen_ocaml_2") {
@@ -169,7 +169,7 @@ fn living_holder_keeps_what_it_holds() {
 
         assert_eq!(release(pid), "plain 2 -> 1, 0 sites\n");
         assert_eq!(holders(pid, "plain"), [found[1]]);
-        // There is nothing left to give back.
+        // There is nothing left to undo.
         assert_eq!(release(pid), "");
         alive.send(Signal::SIGINT);
         let (code, stdout, stderr) = alive.wait_for_exit();
@@ -187,11 +187,7 @@ fn answer_names_the_holder_in_json() {
         hold_and_die(&target, "-enable plain");
         let dead = holders(pid, "plain")[0].0;
         let answer = run(&format!("attach -pid {pid} -release-dead -json"));
-        assert!(
-            answer
-                .stderr
-                .contains(&format!("given back for pid {dead} ("))
-        );
+        assert!(answer.stderr.contains(&format!("undone for pid {dead} (")));
         let released = answer.json();
         assert_eq!(
             (&released["type"], &released["pid"]),
@@ -206,15 +202,15 @@ fn answer_names_the_holder_in_json() {
     }
 }
 
-// promise: Updates for a time: What the dead held is not given back to a program that was executed since (2)
+// promise: Updates for a time: What the dead held is not undone in a program that was executed since (2)
 #[test]
-fn executed_program_gives_back_nothing() {
+fn executed_program_undoes_nothing() {
     for file in fixture_forms("exec_self") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         hold_and_die(&target, "-enable ping");
         target.ask("exec", "ready");
-        // Otherwise there would be nothing to give back, even if the record were trusted.
+        // Otherwise there would be nothing to undo, even if the record were trusted.
         run(&format!("attach -pid {pid} -enable ping")).answer();
         assert_eq!(holders(pid, "ping"), []);
         assert_eq!(release(pid), "");
@@ -226,7 +222,7 @@ fn executed_program_gives_back_nothing() {
     }
 }
 
-// promise: Updates for a time: Counters that -force has set since are not given back (2)
+// promise: Updates for a time: Counters that -force has set since are not undone (2)
 #[test]
 fn forced_counter_is_held_no_more() {
     for target in both_forms("gen_ocaml_2") {
@@ -398,7 +394,7 @@ fn as_nobody(line: &str) -> Command {
 
 const NOBODY: u32 = 65_534;
 
-// promise: Updates for a time: What root holds of a user's process is shown to the user, and given back by root;
+// promise: Updates for a time: What root holds of a user's process is shown to the user, and undone by root;
 //    what the user holds, by both (4, as root)
 #[test]
 fn user_sees_what_root_holds() {
@@ -418,14 +414,14 @@ fn user_sees_what_root_holds() {
             shown.stderr
         );
         assert!(
-            shown.stderr.contains("`, run as root, gives them back\n"),
+            shown.stderr.contains("`, run as root, undoes them\n"),
             "{}",
             shown.stderr
         );
         let line = format!("attach -pid {pid} -release-dead");
         let refused = run_command(&mut as_nobody(&line));
         assert!(
-            refused.stderr.contains("`, run as root, gives them back\n"),
+            refused.stderr.contains("`, run as root, undoes them\n"),
             "{}",
             refused.stderr
         );
@@ -467,7 +463,7 @@ fn directory_of_another_user_is_not_used() {
     }
 }
 
-// promise: Updates for a time: Counters that another user has set with -force are not given back (2, as root)
+// promise: Updates for a time: Counters that another user has set with -force are not undone (2, as root)
 #[test]
 fn counter_forced_by_another_user_is_kept() {
     if !geteuid().is_root() {
@@ -508,7 +504,7 @@ fn releasing_several_dead_leaves_nothing_on() {
 // promise: Updates for a time: Two killed commands, one of which disabled what the other had enabled, leave nothing
 //    enabled (2 × 4)
 #[test]
-fn later_holds_are_given_back_first() {
+fn later_holds_are_undone_first() {
     for target in both_forms("gen_ocaml_2") {
         let pid = target.pid();
         for _ in 0..4 {
@@ -536,7 +532,7 @@ fn hold_of_what_another_disabled_is_kept() {
             "{stderr}"
         );
         assert!(stderr.contains(": flag\n"), "{stderr}");
-        // There is nothing else to give back now.
+        // There is nothing else to undo now.
         assert_eq!(release(pid), "");
         assert_eq!(holders(pid, "plain").len(), 2);
         alive.send(Signal::SIGINT);

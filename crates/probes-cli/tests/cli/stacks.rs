@@ -126,9 +126,12 @@ pub(crate) fn check_complete(pid: i32) {
 /// Profiles a process that does nothing but collect garbage; checks that nearly all its time is of collections.
 pub(crate) fn check_collections(pid: i32) {
     let stacks = stacks_of_busy(pid, " -gc");
-    let told = stacks.iter().filter(|it| it["in_collection"] == true);
-    let (all, told) = (samples(stacks.iter()), samples(told));
-    assert!(10 * told > 7 * all, "{told} of {all}: {stacks:?}");
+    let collecting = stacks.iter().filter(|it| it["in_collection"] == true);
+    let (all, collecting) = (samples(stacks.iter()), samples(collecting));
+    assert!(
+        10 * collecting > 7 * all,
+        "{collecting} of {all}: {stacks:?}"
+    );
     let profile = run(&format!("profile -gc -json -pid {pid} -for 300ms")).json();
     let running = profile["in_collection"]["running_seconds"]
         .as_f64()
@@ -139,9 +142,9 @@ pub(crate) fn check_collections(pid: i32) {
     let runs: f64 = runs.map(|it| it["seconds"].as_f64().unwrap()).sum();
     let exact = profile["times"]["running_seconds"].as_f64().unwrap();
     assert!(runs <= exact + 1e-6 && runs > 0.5 * exact, "{profile}");
-    let told = stacks.filter(|it| it["in_collection"] == true && it["state"] == "running");
-    let told: f64 = told.map(|it| it["seconds"].as_f64().unwrap()).sum();
-    assert!((running - told).abs() < 0.001, "{profile}");
+    let collecting = stacks.filter(|it| it["in_collection"] == true && it["state"] == "running");
+    let collecting: f64 = collecting.map(|it| it["seconds"].as_f64().unwrap()).sum();
+    assert!((running - collecting).abs() < 0.001, "{profile}");
     let lines = run(&format!("profile -gc -pid {pid} -by stack -for 1s")).answer();
     assert!(
         lines

@@ -100,14 +100,14 @@ fn calls_are_timed_from_the_first_instruction() {
             let (stderr, all) = owners_figures(&file, "threads 4 20000\nbare 4 5000\n");
             let mut all_lost = 0;
             for (calls, numbers) in OF_ROUND.into_iter().zip(all) {
-                let [count, 0, 0, told, 0] = numbers else {
+                let [count, 0, 0, reported, 0] = numbers else {
                     panic!("{}: {numbers:?}", file.display());
                 };
                 // On a busy machine some are lost because their registers cannot be saved.
                 let (timed, lost) = (calls * timed, calls * lost);
-                assert!(count <= timed && told >= lost, "{numbers:?}");
-                assert!(count + told >= timed + lost, "{numbers:?}");
-                all_lost += told;
+                assert!(count <= timed && reported >= lost, "{numbers:?}");
+                assert!(count + reported >= timed + lost, "{numbers:?}");
+                all_lost += reported;
             }
             assert!(stderr.contains(&format!("{all_lost} of ")), "{stderr}");
         }
@@ -212,8 +212,8 @@ fn own_calls(target: &mut Talker, command: &str) -> Vec<u64> {
         .collect()
 }
 
-// promise: Functions: Calls of OCaml functions are timed to the last one, and those that an exception ends are told
-//    apart (2 programs, 1 and 4 threads)
+// promise: Functions: Calls of OCaml functions are timed to the last one, and those that an exception ends are
+//    distinguished (2 programs, 1 and 4 threads)
 #[test]
 fn calls_that_raise_are_unwound() {
     for file in program_forms("calls") {
@@ -256,7 +256,7 @@ fn overflow_within_timed_functions_is_caught() {
         let answer = tool.end().answer();
         let small = answer.lines().find(|it| it.ends_with(" Overflow.small"));
         let words: Vec<&str> = small.unwrap().split(' ').collect();
-        // Some 500 calls of each overflow are recorded; the calls within them are lost.
+        // About 500 calls of each overflow are recorded; the calls within them are lost.
         let (lost, unwound): (u64, u64) = (words[9].parse().unwrap(), words[10].parse().unwrap());
         assert!(lost > 1000 && unwound > 1000, "{answer}");
     }

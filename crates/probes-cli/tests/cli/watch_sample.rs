@@ -9,7 +9,7 @@ use crate::trace_observe::trace;
 
 /// What the lines of hits and of what is missing say: how many hits have these names, and the sums of lost and
 /// skipped ones.
-fn told<'l>(lines: impl Iterator<Item = &'l str>, names: &[&str]) -> (Vec<usize>, u64, u64) {
+fn reported<'l>(lines: impl Iterator<Item = &'l str>, names: &[&str]) -> (Vec<usize>, u64, u64) {
     let lines: Vec<Value> = lines.map(object).collect();
     let sum = |field: &str| lines.iter().filter_map(|line| line[field].as_u64()).sum();
     let of = |name: &&str| lines.iter().filter(|line| line["name"] == **name).count();
@@ -50,7 +50,10 @@ fn every_nth_hit_of_ocaml_is_shown() {
             let shown = hits / every;
             let left = 4 * (hits - shown) as u64;
             assert_eq!((run.code, &*run.stderr), (Some(0), ""), "{threads}");
-            assert_eq!(told(run.stdout.lines(), &names), (vec![shown; 4], 0, left));
+            assert_eq!(
+                reported(run.stdout.lines(), &names),
+                (vec![shown; 4], 0, left)
+            );
         }
         assert!(!is_observed(pid));
         target.ask("threads 4 10", "done");
@@ -86,8 +89,8 @@ fn sample_leaves_counts_and_times_whole() {
         let flags = "-json -count -latency start,stop -watch start -sample 1/9";
         let run = trace(&file, flags, "pairs 4 100\nquit\n");
         let ours: Vec<String> = run.said().iter().map(Value::to_string).collect();
-        let told = told(ours.iter().map(String::as_str), &["start"]);
-        assert_eq!(told, (vec![44], 0, 356));
+        let reported = reported(ours.iter().map(String::as_str), &["start"]);
+        assert_eq!(reported, (vec![44], 0, 356));
         let of = |kind: &str| {
             run.said()
                 .into_iter()

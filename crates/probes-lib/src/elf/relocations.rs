@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn relative_relocations_are_told_apart() {
+    fn relative_relocations_are_distinguished() {
         for (info, is_relative) in [(8_u64, true), (1, false), (1 << 32 | 6, false)] {
             let entry: Vec<u8> = [0x1008, info, 0x77]
                 .iter()

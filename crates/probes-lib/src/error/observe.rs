@@ -507,11 +507,11 @@ mod tests {
 
     #[test]
     fn age_uses_largest_unit_with_at_least_two() {
-        let told = |seconds| in_words(Duration::from_secs(seconds));
+        let age = |seconds| in_words(Duration::from_secs(seconds));
         let day = 86_400;
-        assert_eq!([told(0), told(1), told(119)], ["0 s", "1 s", "119 s"]);
-        assert_eq!([told(120), told(7199)], ["2 minutes", "119 minutes"]);
-        assert_eq!([told(7200), told(2 * day - 1)], ["2 hours", "47 hours"]);
-        assert_eq!(told(365 * day), "365 days");
+        assert_eq!([age(0), age(1), age(119)], ["0 s", "1 s", "119 s"]);
+        assert_eq!([age(120), age(7199)], ["2 minutes", "119 minutes"]);
+        assert_eq!([age(7200), age(2 * day - 1)], ["2 hours", "47 hours"]);
+        assert_eq!(age(365 * day), "365 days");
     }
 }

@@ -46,7 +46,7 @@ pub(crate) enum Operator {
 
 impl Operator {
     /// Returns its precedence: an operator with a higher one binds more tightly.
-    pub(super) fn strength(self) -> u32 {
+    pub(super) fn precedence(self) -> u32 {
         match self {
             Operator::Or => 1,
             Operator::And => 2,
@@ -89,10 +89,10 @@ const OTHERS: [(&str, &str); 9] = [
     ("===", "== compares"),
     ("=", "== compares"),
     ("|", "|| means or"),
-    ("/", "nothing is divided; >> shifts to the right"),
+    ("/", "there is no division; >> shifts to the right"),
     (
         "%",
-        "nothing is divided; arg0 & 7 is the rest after a division by 8",
+        "there is no division; arg0 & 7 is the remainder of a division by 8",
     ),
     ("~", "! means not"),
     ("^", "^= means begins with"),
@@ -142,7 +142,7 @@ fn token(text: &str, at: usize, first: char) -> Result<(usize, Token), Wrong> {
         '0'..='9' => return number(text, at),
         _ => {}
     }
-    if is_of_name(first) {
+    if may_begin_name(first) {
         let end = at + name_len(rest);
         return Ok((end, Token::Name(text[at..end].to_owned())));
     }
@@ -166,7 +166,7 @@ fn no_operator(typed: &'static str, instead: &'static str) -> Problem {
     Problem::NoOperator { typed, instead }
 }
 
-fn is_of_name(it: char) -> bool {
+fn may_begin_name(it: char) -> bool {
     it.is_ascii_alphabetic() || it == '_'
 }
 
@@ -174,11 +174,11 @@ fn is_of_name(it: char) -> bool {
 /// (`M.x`, as in OCaml): `x.1` is the name `x` and a field.
 fn name_len(text: &str) -> usize {
     let len = length(text, |it| {
-        is_of_name(it) || it.is_ascii_digit() || it == '\''
+        may_begin_name(it) || it.is_ascii_digit() || it == '\''
     });
     let inside = text[len..].strip_prefix('.');
     match inside.filter(|it| {
-        text.starts_with(|first: char| first.is_ascii_uppercase()) && it.starts_with(is_of_name)
+        text.starts_with(|first: char| first.is_ascii_uppercase()) && it.starts_with(may_begin_name)
     }) {
         Some(inside) => len + 1 + name_len(inside),
         None => len,

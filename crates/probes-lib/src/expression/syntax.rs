@@ -102,8 +102,8 @@ pub(super) fn parse(text: &str) -> Result<Node, Wrong> {
 /// shown.
 fn place_of_excess(text: &str) -> Range<usize> {
     let end = text.trim_end().len();
-    let mut behind = text.char_indices().skip_while(|&(at, _)| at < MAX_LEN);
-    let start = behind.find(|(_, it)| !it.is_whitespace());
+    let mut excess = text.char_indices().skip_while(|&(at, _)| at < MAX_LEN);
+    let start = excess.find(|(_, it)| !it.is_whitespace());
     start.map_or(end, |(at, _)| at)..end
 }
 
@@ -125,14 +125,14 @@ impl Parser<'_> {
         token
     }
 
-    /// Parses an operand, and the operators after it, with theirs, whose precedence is at least `strength`. It is
+    /// Parses an operand, and the operators after it, with theirs, whose precedence is at least `least`. It is
     /// `outer` levels deep in the expression.
-    fn binary(&mut self, strength: u32, outer: u32) -> Result<Node, Wrong> {
+    fn binary(&mut self, least: u32, outer: u32) -> Result<Node, Wrong> {
         let mut left = self.unary(outer)?;
         let mut is_compared = false;
         while let Some((place, Token::Operator(operator))) = self.peek() {
             let (place, operator) = (place.clone(), *operator);
-            if operator.strength() < strength {
+            if operator.precedence() < least {
                 break;
             }
             if operator.is_comparison() && is_compared {
@@ -140,7 +140,7 @@ impl Parser<'_> {
             }
             is_compared = operator.is_comparison();
             self.next += 1;
-            let right = self.binary(operator.strength() + 1, outer + 1)?;
+            let right = self.binary(operator.precedence() + 1, outer + 1)?;
             let place = left.place.start..right.place.end;
             let kind = NodeKind::Binary(operator, Box::new(left), Box::new(right));
             left = node(place, kind)?;

@@ -48,7 +48,7 @@ const STOP_LIMIT: Duration = Duration::from_millis(100);
 
 /// How long a process that loads or executes something waits until its probes can be set: because other tools change
 /// it, or one of its threads is ready to run and is given no processor. On a busy machine, both may take seconds.
-/// Without its probes set, the new code would run unseen.
+/// Without its probes set, the new code would run unnoticed.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
 /// How many files are kept open to be closed when processes are to be detached from, which needs some: all that may be
@@ -611,7 +611,7 @@ fn is_not_found(error: &Error) -> bool {
 }
 
 /// Returns whether a process is stopped by job control, or is not there: it does nothing until it is continued. Also if that is
-/// not known, as of one in another pid namespace.
+/// not known, such as for one in another pid namespace.
 fn is_job_stopped(pid: i32) -> bool {
     let status = Process::open(pid).ok().and_then(|it| it.status().ok());
     status.is_none_or(|status| status.state == 'T')

@@ -267,8 +267,8 @@ impl LoaderHook {
             0
         };
         let original: [u8; JUMP_LEN] = code.get(skipped..skipped + JUMP_LEN)?.try_into().ok()?;
-        let behind = code.get(skipped + 1..)?;
-        if original[0] != RET || !is_padding(behind, JUMP_LEN - 1) {
+        let after = code.get(skipped + 1..)?;
+        if original[0] != RET || !is_padding(after, JUMP_LEN - 1) {
             return None;
         }
         let end = segment.start.0.checked_add(segment.file_len)?;

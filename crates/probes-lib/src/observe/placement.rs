@@ -593,8 +593,8 @@ mod tests {
         assert!(free < PAGE);
         // The next mapping may be one MiB after the arena, or before it.
         let page = start & !(PAGE - 1);
-        let behind = page + LEN + MIB + PAGE;
-        assert_eq!(begin(&only(behind..behind + PAGE)), free);
+        let after = page + LEN + MIB + PAGE;
+        assert_eq!(begin(&only(after..after + PAGE)), free);
         assert_eq!(begin(&only(page - 2 * MIB..page - MIB)), free);
         // What overlaps is skipped, and one MiB more; what overlaps there, too.
         let first = begin(&only(page..page + PAGE));

@@ -308,8 +308,8 @@ pub(super) fn decode_function(bytes: &[u8], address: u64) -> impl Iterator<Item 
             }
         }
         if is_call(&instruction) || ends_flow(&instruction) {
-            let behind = bytes.get(decoder.position()..).unwrap_or_default();
-            let end = jumps.behind_padding(behind, instruction.next_ip());
+            let after = bytes.get(decoder.position()..).unwrap_or_default();
+            let end = jumps.after_padding(after, instruction.next_ip());
             padding_end = end.or(padding_end);
         }
         jumps.add(&instruction);
@@ -340,7 +340,7 @@ impl ForwardJumps {
 
     /// Returns the nearest of these targets, if nothing but one repeated byte is between `address`, where `bytes`
     /// begin, and the target.
-    fn behind_padding(&self, bytes: &[u8], address: u64) -> Option<u64> {
+    fn after_padding(&self, bytes: &[u8], address: u64) -> Option<u64> {
         /// The least and the most bytes of padding.
         const LEN: RangeInclusive<u64> = 2..=63;
         let first = bytes.first()?;
@@ -394,11 +394,11 @@ impl Body {
     /// Returns whether the x87 unit may hold the result of a called function before this instruction: a function that
     /// does not use the unit may still return this result. Nothing is in the unit at its entry and at calls.
     pub(super) fn may_pass_on_result(&self, index: usize) -> bool {
-        let (before, behind) = self
+        let (before, after) = self
             .instructions
             .split_at(index.min(self.instructions.len()));
         let is_entry = before.iter().all(|it| it.mnemonic() == Mnemonic::Endbr64);
-        let next = behind.iter().find(|it| !is_straight(it));
+        let next = after.iter().find(|it| !is_straight(it));
         !is_entry && !next.is_some_and(is_call) && self.has_calls
     }
 

@@ -410,7 +410,7 @@ pub(super) fn leaning(swept: &Swept, body: &Body, entry: &PatchSite) -> Option<E
 fn can_be_displaced(swept: &Swept, moved: &[Instruction]) -> bool {
     /// The longest wrappers load ten arguments.
     const MOST: usize = 16;
-    let Some((behind, straight)) = moved.split_last() else {
+    let Some((last, straight)) = moved.split_last() else {
         return false;
     };
     let is_entered = moved
@@ -422,7 +422,7 @@ fn can_be_displaced(swept: &Swept, moved: &[Instruction]) -> bool {
         && !is_entered
         && moved.iter().all(|it| swept.unmovable(it).is_none())
         && straight.iter().all(is_straight)
-        && (is_straight(behind) || is_call(behind))
+        && (is_straight(last) || is_call(last))
 }
 
 /// Returns where an island can be among instructions that are displaced from `start` up to a return: after the jump

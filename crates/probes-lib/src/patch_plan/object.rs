@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_of_code_are_told_from_data() {
+    fn sections_of_code_are_distinguished_from_data() {
         use Contents::{Both, Code, Data};
         let ranges = |sections: &[(u64, u64)]| ranges_of(0x1000..0x2000, sections);
         let apart = [

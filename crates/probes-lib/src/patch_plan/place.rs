@@ -223,7 +223,7 @@ impl Swept {
     }
 
     /// Returns the index of the instruction after a `nop`, if it is executed as often: nothing else leads to it.
-    pub(super) fn behind_nop(&self, body: &Body, index: usize) -> Option<usize> {
+    pub(super) fn after_nop(&self, body: &Body, index: usize) -> Option<usize> {
         let [site, next] = body.instructions.get(index..index + 2)? else {
             return None;
         };
@@ -401,9 +401,9 @@ impl Swept {
         let is_reached =
             move |island: u64| i8::try_from(island.wrapping_sub(origin) as i64).is_ok();
         let near = start.saturating_sub(BEFORE)..origin.saturating_add(128);
-        self.targets.behind_ends(near).flat_map(move |behind| {
-            let len = padding::len_at(&self.code, &self.targets, behind);
-            let starts = (0..len / JUMP_LEN).map(move |index| behind + index * JUMP_LEN);
+        self.targets.after_ends(near).flat_map(move |padding| {
+            let len = padding::len_at(&self.code, &self.targets, padding);
+            let starts = (0..len / JUMP_LEN).map(move |index| padding + index * JUMP_LEN);
             let is_free = move |island: &u64| *island >= end || island + JUMP_LEN <= start;
             starts
                 .filter(move |island| is_reached(*island))

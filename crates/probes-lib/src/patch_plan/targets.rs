@@ -51,14 +51,14 @@ pub(super) struct Targets {
     entries_left: usize,
     pub(super) owners: PartOwners,
     /// The addresses after the instructions that do not fall through, in order.
-    behind_ends: Vec<u64>,
+    after_ends: Vec<u64>,
     /// Where the functions begin whose callers read the flags that they return with.
     flag_results: BTreeSet<u64>,
     /// Whether that may be so for any function, because too much code would have to be looked at.
     all_return_flags: bool,
 }
 
-/// How many indirect jumps are followed, and how many addresses are kept in `behind_ends`; real objects have fewer. The
+/// How many indirect jumps are followed, and how many addresses are kept in `after_ends`; real objects have fewer. The
 /// targets of further jumps are unknown.
 const MAX_JUMPS: usize = 1 << 20;
 const MAX_ENDS: usize = 1 << 22;
@@ -198,7 +198,7 @@ impl Targets {
             jumps: BTreeMap::new(),
             entries_left: jumps::MAX_ENTRIES,
             owners: PartOwners::default(),
-            behind_ends: Vec::new(),
+            after_ends: Vec::new(),
             flag_results: BTreeSet::new(),
             all_return_flags: false,
         };
@@ -245,8 +245,8 @@ impl Targets {
         }
         targets.read_tables(&mut sweep, reads_all);
         targets.find_flag_results(&sweep);
-        targets.behind_ends.sort_unstable();
-        targets.behind_ends.dedup();
+        targets.after_ends.sort_unstable();
+        targets.after_ends.dedup();
         targets
     }
 
@@ -347,8 +347,8 @@ impl Targets {
                 self.called.insert(instruction.near_branch_target());
             }
         }
-        if ends_flow(instruction) && functions > 0 && self.behind_ends.len() < MAX_ENDS {
-            self.behind_ends.push(instruction.next_ip());
+        if ends_flow(instruction) && functions > 0 && self.after_ends.len() < MAX_ENDS {
+            self.after_ends.push(instruction.next_ip());
         }
         if instruction.mnemonic() == Mnemonic::Lea && instruction.is_ip_rel_memory_operand() {
             let address = instruction.ip_rel_memory_address();
@@ -447,9 +447,9 @@ impl Targets {
     }
 
     /// Returns the addresses in a range that are after instructions which do not fall through.
-    pub(super) fn behind_ends(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
-        let first = self.behind_ends.partition_point(|&it| it < range.start);
-        let rest = self.behind_ends[first..].iter().copied();
+    pub(super) fn after_ends(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+        let first = self.after_ends.partition_point(|&it| it < range.start);
+        let rest = self.after_ends[first..].iter().copied();
         rest.take_while(move |&it| it < range.end)
     }
 }

@@ -40,9 +40,9 @@ impl ProcessClock {
 pub(super) struct ProcessTime {
     /// What its clock showed at that moment.
     first: Duration,
-    /// Up to the last look at the clock.
+    /// How long it had run when its clock was last read.
     read: Duration,
-    /// After that, as far as is known.
+    /// How long it has run since then, as far as is known.
     after: Duration,
     sampled: Duration,
 }
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn time_after_the_last_look_counts() {
+    fn time_since_the_clock_was_read_counts() {
         let mut time = ProcessTime::begin(ms(0));
         time.set(ms(7));
         time.set_after(ms(2));

@@ -78,7 +78,7 @@ impl Domains {
         })
     }
 
-    /// Returns the number of the domain that a thread belongs to; `None` if it belongs to none, or that cannot be told.
+    /// Returns the number of the domain that a thread belongs to; `None` if it belongs to none, or that cannot be determined.
     pub(super) fn of_thread(&self, tid: i32, memory: &impl ReadMemory) -> Option<u32> {
         let (number, _) = self.entry_of_thread(tid, memory)?;
         Some(number)

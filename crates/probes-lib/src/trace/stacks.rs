@@ -288,7 +288,7 @@ mod tests {
         );
     }
 
-    /// Stacks of threads as the C library lays them out: each behind its guard page.
+    /// Stacks of threads as the C library lays them out: each after its guard page.
     const THREADS: u64 = 1000;
     const START: u64 = 0x7f00_0000_0000;
     const LEN: u64 = 8 << 20;

@@ -1,5 +1,5 @@
 //! [`Stopped`]: a process all of whose threads are stopped, and traced by this thread or lent by their follower.
-//! Dropping it detaches them, or gives them back, so that no early return leaves a thread stopped; threads that stay
+//! Dropping it detaches them, or returns them to the follower, so that no early return leaves a thread stopped; threads that stay
 //! traced are left to their `TraceeSet`.
 
 use std::cell::OnceCell;

@@ -66,7 +66,7 @@ impl Updater<'_> {
         done
     }
 
-    /// Gives back what dead holders hold. Waits as [`Updater::update`] does.
+    /// Undoes what dead holders hold. Waits as [`Updater::update`] does.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl Updater<'_> {
         let mut released = Vec::new();
         let all = records.read();
         let (mut all, _) = all.map_err(|source| holds::unreadable(process, source))?;
-        // The latest first, because no counter goes below zero: if an earlier enabling were given back before a later
+        // The latest first, because no counter goes below zero: if an earlier enabling were undone before a later
         // disabling, it would subtract nothing, and the disabling would then add one that stays.
         all.sort_by_key(|found| Reverse(found.record.holder.begun));
         let held_by_keepers = ProcessRecords::held_by_keepers(&all);
@@ -95,12 +95,12 @@ impl Updater<'_> {
             };
             let hold = HoldJournal::of_dead(file, record, held_by_keepers.clone());
             let updater = Updater {
-                hold: Some((&hold, HoldChange::GiveBack)),
+                hold: Some((&hold, HoldChange::Undo)),
                 ..*self
             };
             let choose = |program: &Program| choose_undo(program, &hold.applied(program));
             let done = updater.update_locked(&choose, self.options.deadline());
-            hold.record_outcome(process, HoldChange::GiveBack, done.as_ref());
+            hold.record_outcome(process, HoldChange::Undo, done.as_ref());
             let left = hold.names();
             released.push(ReleasedHold {
                 holder,
@@ -245,7 +245,7 @@ impl Updater<'_> {
         }
     }
 
-    /// Records what stays held after an update that has nothing to write, if it gives back a hold.
+    /// Records what stays held after an update that has nothing to write, if it undoes a hold.
     fn record_intent_without_writes(&self, prepared: &PreparedUpdate<'_>) -> Result<()> {
         match self.hold {
             Some((hold, change)) => prepared.record_intent_without_writes(hold, change),

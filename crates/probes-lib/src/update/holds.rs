@@ -1,5 +1,5 @@
-//! Holds: changes of probes that are to be given back. Each is recorded before it is made, so that what a
-//! killed holder has left can be given back by others.
+//! Holds: changes of probes that are to be undone. Each is recorded before it is made, so that what a
+//! killed holder has left can be undone by others.
 //!
 //! ```text
 //!              update lock held                                  update lock held
@@ -30,7 +30,7 @@ use crate::update::report::Report;
 pub(crate) use process_records::ProcessRecords;
 use process_records::{FoundRecord, outcomes_now};
 
-/// A tool that has changed counters of a process and is to give back what it has added, according to its own
+/// A tool that has changed counters of a process and is to undo what it has added, according to its own
 /// record ([`Target::hold`](crate::Target::hold)).
 ///
 /// ```no_run
@@ -42,12 +42,12 @@ use process_records::{FoundRecord, outcomes_now};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its process. If that is not alive, only [`Target::release_dead`](crate::Target::release_dead) gives back
+    /// Its process. If that is not alive, only [`Target::release_dead`](crate::Target::release_dead) undoes
     /// what it holds.
     pub tool: ToolProcess,
     /// The user that it runs as: its effective uid.
     pub user: u32,
-    /// Whether we may give back what it holds once it is dead: only that user and root may.
+    /// Whether we may undo what it holds once it is dead: only that user and root may.
     pub can_be_released: bool,
     /// What it holds, in the order of its changes.
     pub probes: Vec<HeldProbe>,
@@ -76,13 +76,13 @@ pub struct Holders {
     pub unreadable: usize,
 }
 
-/// What [`Target::release_dead`](crate::Target::release_dead) has given back for one dead holder.
+/// What [`Target::release_dead`](crate::Target::release_dead) has undone for one dead holder.
 ///
 /// ```no_run
 /// let target = probes_lib::Target::open(4242)?;
 /// for released in target.release_dead(Default::default())? {
 ///     match released.report {
-///         Ok(report) => println!("{}: gave back {} probes", released.holder.tool, report.changed.len()),
+///         Ok(report) => println!("{}: undid {} probes", released.holder.tool, report.changed.len()),
 ///         Err(error) => println!("{}: {error}", released.holder.tool),
 ///     }
 /// }

@@ -137,7 +137,7 @@ fn closures_pass_from_and_to_started_programs() {
     }
 }
 
-/// Flips the opcode of the only site, as a tool does that knows nothing of digests.
+/// Flips the opcode of the only site and leaves the digest alone, like a tool that knows nothing of digests.
 fn flip(talker: &Talker) {
     let target = Target::open(talker.pid()).unwrap();
     let states = target.states().unwrap();

@@ -8,7 +8,7 @@ use crate::observe::options;
 use crate::session::all;
 use crate::watch::launch_observed;
 
-fn counted(pid: i32) -> Observer {
+fn observe_counts(pid: i32) -> Observer {
     let observation = Observation::new().count(Selector::All);
     let target = Target::open(pid).unwrap();
     target.observe(&observation, options()).unwrap()
@@ -32,7 +32,7 @@ fn results_name_probes_with_discarded_patches() {
     for file in fixture_forms("discarding") {
         for how in ["discard", "map"] {
             let mut talker = Talker::start(&file);
-            let mut observer = counted(talker.pid());
+            let mut observer = observe_counts(talker.pid());
             talker.hits();
             talker.ask(how, "discarded");
             talker.hits();
@@ -42,7 +42,7 @@ fn results_name_probes_with_discarded_patches() {
             assert_eq!(report.discarded.patches(), 2);
             assert_eq!(names(&report.discarded), ["guarded"]);
             // A new observation patches the page again.
-            let mut observer = counted(talker.pid());
+            let mut observer = observe_counts(talker.pid());
             talker.hits();
             let report = observer.remove().unwrap();
             assert_eq!(report.counts.hits("guarded"), Some(2));
@@ -55,7 +55,7 @@ fn results_name_probes_with_discarded_patches() {
 fn discarded_patches_are_found_while_it_runs() {
     for file in fixture_forms("discarding") {
         let mut talker = Talker::start(&file);
-        let mut observer = counted(talker.pid());
+        let mut observer = observe_counts(talker.pid());
         observer.counts().unwrap();
         assert_eq!(observer.discarded().patches(), 0);
         talker.ask("discard", "discarded");
@@ -93,7 +93,7 @@ fn switched_or_unloaded_sites_are_not_discarded() {
         let mut talker = Talker::start(&file);
         let plugin = fixture("objects/plugin.so");
         talker.ask(&format!("load {}", plugin.display()), "loaded");
-        let mut observer = counted(talker.pid());
+        let mut observer = observe_counts(talker.pid());
         let other = Target::open(talker.pid()).unwrap();
         other.update_with(&all(Action::Enable), options()).unwrap();
         talker.hits();

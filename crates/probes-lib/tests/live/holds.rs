@@ -14,9 +14,9 @@ fn enable(name: &str) -> Actions {
     Actions::new().enable(Selector::name(name))
 }
 
-// promise: Updates for a time: A hold that is dropped without being released is given back as one of the dead (2)
+// promise: Updates for a time: A hold that is dropped without being released is undone as one of the dead (2)
 #[test]
-fn dropped_hold_is_given_back_as_dead() {
+fn dropped_hold_is_undone_as_dead() {
     for file in fixture_forms("gen_ocaml_2") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -116,7 +116,7 @@ fn forced_update_that_fails_forgets_no_holder() {
 }
 
 #[test]
-fn hold_released_twice_gives_back_once() {
+fn hold_released_twice_undoes_once() {
     for file in fixture_forms("gen_ocaml_2") {
         let talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();

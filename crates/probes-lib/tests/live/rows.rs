@@ -1,5 +1,5 @@
-//! Hits of threads of every kind are counted to the last one: each thread counts in a row of its own, if it can be told
-//! from the others.
+//! Hits of threads of every kind are counted to the last one: each thread counts in a row of its own, if it can be
+//! distinguished from the others.
 
 use probes_lib::{Counts, FunctionSelector, Observation, Selector, Target};
 use test_support::process::Image;

@@ -34,7 +34,7 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
         let before = Image::of(talker.pid()).text();
         let target = Target::open(talker.pid()).unwrap();
         talker.ask("storm", "storming");
-        let (mut hits, mut unseen) = (0, 0);
+        let (mut hits, mut not_shown) = (0, 0);
         for _ in 0..25 {
             let mut observer = observe(&target);
             let Events {
@@ -47,7 +47,7 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
             // not shown.
             let counted = observed.counts.total();
             assert!(seen <= counted, "{seen} of {counted}");
-            unseen += counted - seen;
+            not_shown += counted - seen;
             hits += counted;
         }
         let met = numbers(&talker.ask("calm", "calm"));
@@ -55,7 +55,7 @@ fn observations_start_and_end_while_signals_hit_trampolines() {
             hits > 0 && met["in_trampolines"] > 0 && met["nested"] > 0,
             "{met:?}"
         );
-        assert!(unseen <= met["jumped"], "{unseen}: {met:?}");
+        assert!(not_shown <= met["jumped"], "{not_shown}: {met:?}");
         target.clean(options()).unwrap();
         before.assert_same(&Image::of(talker.pid()).text(), "the program");
         assert_eq!(anonymous_code(talker.pid()), [""; 0]);

@@ -107,7 +107,7 @@ impl<K: Clone + Eq + Hash> KeyedStarts<K> {
         all
     }
 
-    /// Gives back the lane of a start. If too many lanes are free, forgets the free ones: they get no more events.
+    /// Frees the lane of a start. If too many lanes are free, forgets the free ones: they get no more events.
     fn release(&mut self, pair: usize, start: KeyedStart) {
         let Some(lanes) = self.lanes.get_mut(&(pair, start.thread)) else {
             return;

@@ -29,7 +29,7 @@ impl Lanes {
         (index, None)
     }
 
-    /// Gives back a lane that was taken.
+    /// Frees a lane that was taken.
     pub(super) fn release(&mut self, index: usize, track: TrackId) {
         self.used -= 1;
         self.free.insert(index, track);

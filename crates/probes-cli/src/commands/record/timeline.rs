@@ -250,7 +250,7 @@ impl Timeline {
         (track, Some(lane))
     }
 
-    /// Gives back lanes of fibers without calls.
+    /// Frees lanes of fibers without calls.
     fn release_lanes(&mut self, unused: impl IntoIterator<Item = FiberLane>) {
         for lane in unused {
             if let Some(thread) = self.threads.get_mut(&lane.thread) {

@@ -45,8 +45,8 @@ impl ObservedFunctions {
         let reserved = timing.exits.last()?.site.reserved().next()?;
         // The next function begins right after the return, or elsewhere within the punned jump.
         let most = if overwrites_next { 1 } else { JUMP_LEN - 1 };
-        let mut behind = reserved.start.0 + 1..reserved.start.0 + 1 + most;
-        let found = behind.find_map(|at| self.timed_at(function, FileAddr(at)))?;
+        let mut after = reserved.start.0 + 1..reserved.start.0 + 1 + most;
+        let found = after.find_map(|at| self.timed_at(function, FileAddr(at)))?;
         Some((found, overwrites_next))
     }
 

@@ -46,7 +46,7 @@ pub(crate) mod claim {
     /// The address of the row, less [`ROW_BIAS`](super::ROW_BIAS).
     pub(crate) const ROW: u64 = 16;
     /// In the first claim: not zero in the program itself, so that forked children, for which the kernel clears it, are
-    /// told apart. Only if functions are timed from the program's first instruction.
+    /// distinguished. Only if functions are timed from the program's first instruction.
     pub(crate) const IN_PROGRAM: u64 = 24;
     /// In place of the part of the stack, while the claim is written; it stays if no row is left for it.
     pub(crate) const IN_PROGRESS: i32 = -1;

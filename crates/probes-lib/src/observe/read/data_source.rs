@@ -132,8 +132,8 @@ pub(crate) fn read_pieces(
             let mut rest = &mut data[..];
             let starts = places.iter().map(|(at, _)| *at);
             let pieces = starts.zip(lens).map(|(at, len)| {
-                let (piece, behind) = mem::take(&mut rest).split_at_mut(len);
-                rest = behind;
+                let (piece, after) = mem::take(&mut rest).split_at_mut(len);
+                rest = after;
                 (at, piece)
             });
             source.read_pieces(&mut pieces.collect::<Vec<_>>())

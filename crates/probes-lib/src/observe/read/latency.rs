@@ -135,7 +135,7 @@ impl Latency {
         self.interleaved
     }
 
-    /// Returns how many stops came while an earlier start of their stack frame waited, and no numbers told which of the
+    /// Returns how many stops came while an earlier start of their stack frame waited, and no numbers showed which of the
     /// starts has ended. Either events interleave, or an exception has left that start without a stop.
     ///
     /// For pairs by key ([`Observation::match_by`](crate::Observation::match_by)), returns how many starts had the key
@@ -777,7 +777,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_told_apart_by_one_name() {
+    fn events_are_distinguished_by_one_name() {
         let mut pair = vec![0; PAIR_LEN as usize];
         let mut planned = pair_named("a", "b");
         let told_apart = |planned: &PlannedPair, data: &PairData| {

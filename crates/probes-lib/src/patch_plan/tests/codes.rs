@@ -166,7 +166,7 @@ fn ends_of_blocks_are_where_nothing_falls_through() {
     let bytes = b"\xeb\xfe\x90\x90\xc3\x90\x90\x90\xb8\x01\0\0\0\xc3";
     let (planner, _) = planner_of(&[bytes]);
     let ends = |from: u64, to: u64| -> Vec<u64> {
-        let ends = planner.swept.targets.behind_ends(AT + from..AT + to);
+        let ends = planner.swept.targets.after_ends(AT + from..AT + to);
         ends.map(|it| it - AT).collect()
     };
     assert_eq!(ends(0, 100), [2, 5, 14]);

@@ -44,9 +44,9 @@ fn plans_of_few_functions_are_the_same() {
             (rest, count) = (others, count * 3 % 65);
             let few = EntryPlanner::read(&elf, &table, wanted).unwrap();
             if wanted.len() == 1 {
-                let behind =
-                    |planner: &PatchPlanner| planner.swept.targets.behind_ends(0..u64::MAX).count();
-                left_out += usize::from(behind(&few.planner) < behind(&all) / 2);
+                let ends =
+                    |planner: &PatchPlanner| planner.swept.targets.after_ends(0..u64::MAX).count();
+                left_out += usize::from(ends(&few.planner) < ends(&all) / 2);
             }
             for &range in wanted {
                 let what = format!("{} at {}", file.display(), range.start);

@@ -31,7 +31,7 @@ fn source(write: impl FnOnce(&mut CodeAssembler)) -> JumpSource {
 }
 
 /// Returns the source of `jmp *%rax` after these instructions.
-fn behind(write: impl FnOnce(&mut CodeAssembler)) -> JumpSource {
+fn source_after(write: impl FnOnce(&mut CodeAssembler)) -> JumpSource {
     source(|a| {
         write(a);
         a.jmp(rax).unwrap();
@@ -84,19 +84,19 @@ fn targets_in_memory_are_of_tables_or_none() {
 
 #[test]
 fn targets_in_registers_are_followed_back() {
-    assert_eq!(behind(|_| {}), JumpSource::Distant);
+    assert_eq!(source_after(|_| {}), JumpSource::Distant);
     let known = JumpSource::Address(TABLE);
-    assert_eq!(behind(|a| a.mov(rax, TABLE).unwrap()), known);
-    assert_eq!(behind(|a| lea(a, rax, TABLE)), known);
+    assert_eq!(source_after(|a| a.mov(rax, TABLE).unwrap()), known);
+    assert_eq!(source_after(|a| lea(a, rax, TABLE)), known);
     // Without registers, and not relative to the instruction pointer.
     let absolute = [&b"\x48\x8d\x04\x25"[..], &(TABLE as u32).to_le_bytes()].concat();
-    assert_eq!(behind(|a| a.db(&absolute).unwrap()), known);
-    let copied = behind(|a| {
+    assert_eq!(source_after(|a| a.db(&absolute).unwrap()), known);
+    let copied = source_after(|a| {
         a.mov(rdx, TABLE).unwrap();
         a.mov(rax, rdx).unwrap();
     });
     assert_eq!(copied, known);
-    let loaded = behind(|a| a.mov(rax, qword_ptr(rbx + 8)).unwrap());
+    let loaded = source_after(|a| a.mov(rax, qword_ptr(rbx + 8)).unwrap());
     assert_eq!(loaded, JumpSource::Pointer);
     // Across calls, if callees preserve it.
     let across_call = |is_kept: bool| {
@@ -113,11 +113,11 @@ fn targets_in_registers_are_followed_back() {
         (across_call(true), across_call(false)),
         (known, JumpSource::Distant)
     );
-    let behind_return = behind(|a| {
+    let after_return = source_after(|a| {
         a.mov(rax, TABLE).unwrap();
         a.ret().unwrap();
     });
-    assert_eq!(behind_return, JumpSource::Distant);
+    assert_eq!(after_return, JumpSource::Distant);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn sums_are_offsets_from_tables() {
         lea(a, rdx, TABLE);
         a.movsxd(rax, dword_ptr(rdx + rcx * 4)).unwrap();
     };
-    let added = behind(|a| {
+    let added = source_after(|a| {
         load(a);
         a.add(rax, rdx).unwrap();
     });
@@ -136,14 +136,14 @@ fn sums_are_offsets_from_tables() {
         (added, added.own_table(), added.needs_offsets()),
         (own, Some(TABLE), true)
     );
-    let with_lea = behind(|a| {
+    let with_lea = source_after(|a| {
         load(a);
         a.lea(rax, qword_ptr(rax + rdx)).unwrap();
     });
     assert_eq!(with_lea, own);
     // With another base, and with a number.
     let base = Origin::Address(AT + 0x40);
-    let other = behind(|a| {
+    let other = source_after(|a| {
         load(a);
         lea(a, rbx, AT + 0x40);
         a.add(rax, rbx).unwrap();
@@ -152,13 +152,13 @@ fn sums_are_offsets_from_tables() {
         (other, other.own_table()),
         (JumpSource::Relative { table, base }, None)
     );
-    let number = behind(|a| {
+    let number = source_after(|a| {
         load(a);
         a.add(rax, AT as i32 + 0x40).unwrap();
     });
     assert_eq!(number, JumpSource::Relative { table, base });
     // At a fixed address.
-    let fixed = behind(|a| {
+    let fixed = source_after(|a| {
         a.mov(ecx, dword_ptr(rcx * 4 + TABLE as i32)).unwrap();
         lea(a, rbx, AT + 0x40);
         a.lea(rax, qword_ptr(rbx + rcx)).unwrap();
@@ -166,7 +166,7 @@ fn sums_are_offsets_from_tables() {
     assert_eq!(fixed, JumpSource::Relative { table, base });
     // Of what is no offset from a table, nothing is known.
     let (table, base) = (Origin::Unknown, Origin::Unknown);
-    let unknown = behind(|a| a.add(rax, rdx).unwrap());
+    let unknown = source_after(|a| a.add(rax, rdx).unwrap());
     assert_eq!(unknown, JumpSource::Relative { table, base });
 }
 
@@ -196,7 +196,7 @@ fn other_computations_are_not_understood() {
         (|a| a.cmove(rax, rdx), JumpSource::Distant),
     ] {
         let mut found = None;
-        let source = behind(|a| found = Some(write(a)));
+        let source = source_after(|a| found = Some(write(a)));
         assert!(found.is_some_and(|it| it.is_ok()));
         assert_eq!(source, expected);
     }

@@ -12,9 +12,9 @@ pub(super) fn taken(plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
     entries(plan, program, |_, added| (0, added, None))
 }
 
-/// Returns the entries for a plan that gives back what is held according to `record`, as far as nobody else has taken
+/// Returns the entries for a plan that undoes what is held according to `record`, as far as nobody else has taken
 /// it away: see [`kept_below_zero`].
-pub(super) fn given_back(
+pub(super) fn undone(
     record: &ParsedRecord,
     plan: &UpdatePlan,
     program: &Program,
@@ -39,10 +39,10 @@ pub(super) fn given_back(
         let (amount, stage) = held
             .remove(&at)
             .map_or((0, None), |(entry, amount)| (amount, Some(entry.stage)));
-        // The stage of the original change: from it, each attempt to give the hold back derives its own.
+        // The stage of the original change: from it, each attempt to undo the hold derives its own.
         (amount, kept(at, amount), stage)
     });
-    // Nothing is left of these, or they cannot be given back now and stay held.
+    // Nothing is left of these, or they cannot be undone now and stay held.
     let is_kept = |name: &str| {
         let mut kept = plan.not_undone.iter();
         kept.any(|&probe| program.by_id(probe).name() == name)
@@ -61,7 +61,7 @@ pub(super) fn given_back(
     entries
 }
 
-/// Returns how much of `amount`, which is given back, stays held of a counter because the counter does not go below
+/// Returns how much of `amount`, which is undone, stays held of a counter because the counter does not go below
 /// zero. Other holders with a negative amount have subtracted what this holder had added. They will add it later, and
 /// it would remain.
 fn kept_below_zero(counter: u16, amount: i32, held_by_others: i32) -> i32 {
@@ -109,7 +109,7 @@ mod tests {
         // Because a tool that holds nothing has.
         assert_eq!(kept_below_zero(0, 1, 0), 0);
         assert_eq!(kept_below_zero(0, 1, 1), 0);
-        // It can be given back.
+        // It can be undone.
         assert_eq!(kept_below_zero(1, 1, -1), 0);
         assert_eq!(kept_below_zero(0, -1, -1), 0);
     }

@@ -307,7 +307,7 @@ impl RecordFile {
         Ok(bytes)
     }
 
-    /// Whether its holder, or a tool that gives back for a dead one, has it locked. True if the
+    /// Whether its holder, or a tool that undoes for a dead one, has it locked. True if the
     /// kernel does not tell.
     pub(crate) fn is_locked(&self) -> bool {
         // Only an exclusive lock counts, which takes write access: with a shared one, any user who

@@ -10,7 +10,7 @@ use crate::error::{Effect, Error, Operation, Result};
 use crate::process::Process;
 use crate::process::program::Program;
 use crate::select::AppliedChange;
-use crate::update::holds::entries::{given_back, taken};
+use crate::update::holds::entries::{taken, undone};
 use crate::update::holds::files::{Directory, LockedRecord};
 use crate::update::holds::process_records::{is_stale, outcomes_now};
 use crate::update::holds::record::{
@@ -19,11 +19,11 @@ use crate::update::holds::record::{
 use crate::update::plan::UpdatePlan;
 use crate::update::report::Report;
 
-/// Whether a change takes a hold, or gives it back.
+/// Whether a change takes a hold, or undoes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldChange {
     Take,
-    GiveBack,
+    Undo,
 }
 
 /// The record of a hold: ours, or one whose holder is dead.
@@ -47,7 +47,7 @@ enum OnFailure {
 
 #[derive(Debug)]
 struct HoldState {
-    /// `None` before the first change, if that cannot be recorded, and after everything was given back.
+    /// `None` before the first change, if that cannot be recorded, and after everything was undone.
     file: Option<LockedRecord>,
     record: ParsedRecord,
     /// What it was before the last intent, if that was settled.
@@ -145,7 +145,7 @@ impl HoldJournal {
         held.map(|held| held.entry.name.clone()).collect()
     }
 
-    /// Records that a plan gives back what it can, without a write. Nothing is recorded if nothing stays held: the
+    /// Records that a plan undoes what it can, without a write. Nothing is recorded if nothing stays held: the
     /// record is deleted then ([`HoldJournal::record_outcome`]).
     ///
     /// # Errors
@@ -158,8 +158,8 @@ impl HoldJournal {
         change: HoldChange,
         pid: i32,
     ) -> Result<()> {
-        let left = || given_back(&self.state().record, plan, program, &self.held_by_others);
-        if change == HoldChange::GiveBack && left().iter().any(|entry| entry.held_after != 0) {
+        let left = || undone(&self.state().record, plan, program, &self.held_by_others);
+        if change == HoldChange::Undo && left().iter().any(|entry| entry.held_after != 0) {
             self.record_intent(plan, program, change, pid)?;
         }
         Ok(())
@@ -182,7 +182,7 @@ impl HoldJournal {
         let is_first = state.file.is_none() && change == HoldChange::Take;
         let entries = match change {
             HoldChange::Take => taken(plan, program),
-            HoldChange::GiveBack => given_back(&state.record, plan, program, &self.held_by_others),
+            HoldChange::Undo => undone(&state.record, plan, program, &self.held_by_others),
         };
         let is_settled = !is_first && state.record.outcomes.is_some();
         let before = is_settled.then(|| state.record.clone());
@@ -192,7 +192,7 @@ impl HoldJournal {
                 return Err(Error::of_call(pid, Operation::RecordHold, source));
             }
             Err(error) if change == HoldChange::Take => state.give_up(error),
-            // What is held is written anew if it cannot be given back.
+            // What is held is written anew if it cannot be undone.
             Err(_) => state.blank(),
         }
         state.before_intent = before;
@@ -213,7 +213,7 @@ impl HoldJournal {
         let state = &mut *state;
         if state.record.outcomes.is_some() {
             let is_nothing_left = done.is_ok_and(|report| report.not_undone.is_empty());
-            if change == HoldChange::GiveBack && is_nothing_left {
+            if change == HoldChange::Undo && is_nothing_left {
                 state.forget();
             }
             return;
@@ -224,7 +224,7 @@ impl HoldJournal {
         };
         let on_failure = match change {
             HoldChange::Take => OnFailure::GiveUp,
-            HoldChange::GiveBack => OnFailure::KeepIntent,
+            HoldChange::Undo => OnFailure::KeepIntent,
         };
         let is_half_changed = |error: &Error| error.effect() == Effect::HalfChanged;
         let stays = done.is_err_and(|error| self.is_required || is_half_changed(error));
@@ -436,14 +436,14 @@ mod tests {
             applied.map(|it| (it.name, it.stage)).collect()
         };
         let before = stages(&simulated.program);
-        record_intent(&off, &simulated.program, HoldChange::GiveBack);
+        record_intent(&off, &simulated.program, HoldChange::Undo);
         hold.not_carried_out();
         assert_eq!(held(&simulated.program), 4);
         assert_eq!(stages(&simulated.program), before);
         // The record does not grow by what is tried again.
         let complete = hold.state().record.complete;
         for _ in 0..3 {
-            record_intent(&off, &simulated.program, HoldChange::GiveBack);
+            record_intent(&off, &simulated.program, HoldChange::Undo);
             hold.not_carried_out();
             assert_eq!(hold.state().record.complete, complete);
         }
@@ -457,8 +457,8 @@ mod tests {
             .unwrap();
         assert_eq!(bytes.len(), complete);
         assert_eq!(held(&simulated.program), 4);
-        record_intent(&off, &simulated.program, HoldChange::GiveBack);
-        hold.record_outcome(&process, HoldChange::GiveBack, Ok(&done));
+        record_intent(&off, &simulated.program, HoldChange::Undo);
+        hold.record_outcome(&process, HoldChange::Undo, Ok(&done));
         assert_eq!(held(&simulated.program), 0);
         assert!(hold.state().file.is_none());
     }
@@ -482,11 +482,11 @@ mod tests {
         simulated.memory.poke(nop, &[0xcc]);
         let (_, off) = simulated.plan_for(&choices, false).unwrap();
         assert_eq!(off.not_undone.len(), 1);
-        hold.record_intent(&off, &simulated.program, HoldChange::GiveBack, pid)
+        hold.record_intent(&off, &simulated.program, HoldChange::Undo, pid)
             .unwrap();
         // No record is so long.
         hold.state().record.complete = MAX_RECORD as usize;
-        hold.record_outcome(&process, HoldChange::GiveBack, Ok(&done));
+        hold.record_outcome(&process, HoldChange::Undo, Ok(&done));
         assert_eq!(hold.failure(), None);
         let bytes = hold
             .state()
@@ -555,21 +555,21 @@ mod tests {
         assert!(!names.is_empty());
         let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
         let pid = std::process::id() as i32;
-        let give_back = || {
-            hold.record_intent(&off, &simulated.program, HoldChange::GiveBack, pid)
+        let undo = || {
+            hold.record_intent(&off, &simulated.program, HoldChange::Undo, pid)
                 .unwrap();
         };
         // No record is so long.
         hold.state().record.complete = MAX_RECORD as usize;
-        give_back();
+        undo();
         // What it said may not be true any more.
         assert!(recorded(&hold).is_empty());
-        // It could not be given back.
+        // It could not be undone.
         hold.not_carried_out();
         assert_eq!((hold.failure(), recorded_names(&hold)), (None, names));
-        give_back();
+        undo();
         let done = Report::of_nothing(pid);
-        hold.record_outcome(&Process::own().unwrap(), HoldChange::GiveBack, Ok(&done));
+        hold.record_outcome(&Process::own().unwrap(), HoldChange::Undo, Ok(&done));
         assert!(hold.state().file.is_none());
     }
 
@@ -578,16 +578,11 @@ mod tests {
         let (simulated, hold, on) = held_by_us();
         let process = Process::own().unwrap();
         let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
-        hold.record_intent(
-            &off,
-            &simulated.program,
-            HoldChange::GiveBack,
-            process.pid(),
-        )
-        .unwrap();
+        hold.record_intent(&off, &simulated.program, HoldChange::Undo, process.pid())
+            .unwrap();
         let error = Error::of_process(process.pid(), ProcessError::KeepsChanging);
         let error = error.with_effect_if_none(Effect::HalfChanged);
-        hold.record_outcome(&process, HoldChange::GiveBack, Err(&error));
+        hold.record_outcome(&process, HoldChange::Undo, Err(&error));
         // What the counters say is not known here, so that nothing is to be subtracted; the sites are to be restored.
         assert!(recorded_names(&hold).is_empty());
         let applied = hold.applied(&simulated.program);
@@ -603,13 +598,8 @@ mod tests {
         let (simulated, hold, on) = held_by_us();
         let (_, off) = simulated.plan_for(&simulated.undo(&on), false).unwrap();
         let process = Process::own().unwrap();
-        hold.record_intent(
-            &off,
-            &simulated.program,
-            HoldChange::GiveBack,
-            process.pid(),
-        )
-        .unwrap();
+        hold.record_intent(&off, &simulated.program, HoldChange::Undo, process.pid())
+            .unwrap();
         let intended = recorded(&hold);
         assert_eq!(ParsedRecord::parse(&intended).unwrap().outcomes, None);
         let outcomes = vec![EntryOutcome::Unknown; hold.state().record.entries.len()];

@@ -38,7 +38,7 @@ const MAX_READ: (usize, u64) = (256, MAX_RECORD + (1 << 20));
 impl ProcessKey {
     /// Returns the key of a process and its program.
     pub(super) fn of(process: &Process) -> io::Result<ProcessKey> {
-        let unknown = || io::Error::other("the process cannot be told from others");
+        let unknown = || io::Error::other("the process cannot be distinguished from others");
         let (pid, start, namespace) = names_of(process)?;
         let auxv = process.read_of_living_thread("auxv")?;
         let at = auxv_value(&auxv, AT_RANDOM).ok_or_else(unknown)?;
@@ -71,7 +71,7 @@ pub(crate) struct ProcessRecords {
 pub(crate) struct FoundRecord {
     pub(crate) file: RecordFile,
     pub(crate) record: ParsedRecord,
-    /// Whether its holder is alive, or a tool is giving it back on its behalf.
+    /// Whether its holder is alive, or a tool is undoing it on its behalf.
     pub(crate) is_alive: bool,
     /// How many bytes it has.
     len: u64,

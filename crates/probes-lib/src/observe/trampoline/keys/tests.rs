@@ -331,7 +331,7 @@ fn compiled_keys_are_those_of_a_model() {
             Ok(())
         })
         .unwrap();
-    // Some 1,400 hits are typed, and as many are not; the numbers vary, because a few lists have many of the hits.
+    // About 1,400 hits are typed, and as many are not; the numbers vary, because a few lists have many of the hits.
     let seen = [typed.get(), untyped.get()];
     assert!(seen.iter().all(|many| *many > cases / 4), "{seen:?}");
     // Different hits with the same key.
