@@ -37,6 +37,8 @@ pub(super) struct ProgramWithEvents {
 /// started still uses it: the runtime would end its children, whose files it could not create.
 pub(super) struct EventsDirectory {
     path: PathBuf,
+    /// What is removed in the end: the directory itself, or the one that was made around it.
+    outer: PathBuf,
     messages: Messages,
 }
 
@@ -51,7 +53,7 @@ impl Drop for EventsDirectory {
         };
         let Some(named) = join_first_few(&users) else {
             // What cannot be removed stays in the directory for temporary files.
-            let _ = fs::remove_dir_all(outer(&self.path));
+            let _ = fs::remove_dir_all(&self.outer);
             return;
         };
         let (process, use_it) = match users.len() {
@@ -60,43 +62,21 @@ impl Drop for EventsDirectory {
         };
         self.messages.note(&format!(
             "{} stays, with files of runtime events: {process} {named} {use_it}; remove it later",
-            outer(&self.path).display()
+            self.outer.display()
         ));
     }
 }
 
-/// Makes the directory. A program that works in another directory by the time it forks creates files in it, too; and so
-/// does one of root that has changed its user: the runtime would end its children if it could not.
-///
-/// The one that all may write to is in one that nobody can list: others cannot know its name, to plant links in it.
-fn make_directory() -> io::Result<PathBuf> {
+/// Makes a directory for events in `outer` that all may write to, as a program that root starts may change its user: the
+/// runtime would end its children if it could not create their files. Nobody can list `outer`: others cannot know the
+/// directory's name, to plant links in it.
+fn make_writable_directory(outer: &Path) -> io::Result<PathBuf> {
     const ENTERED_BY_ALL: u32 = 0o711;
     const ENTERED_AND_WRITTEN_BY_ALL: u32 = 0o1733;
-    let temporary = std::path::absolute(env::temp_dir())?;
-    let outer = mkdtemp(&temporary.join(format!("{OUTER}XXXXXX")))?;
-    if !geteuid().is_root() {
-        return Ok(outer);
-    }
     let inner = mkdtemp(&outer.join("events.XXXXXX"))?;
-    for (directory, mode) in [
-        (&inner, ENTERED_AND_WRITTEN_BY_ALL),
-        (&outer, ENTERED_BY_ALL),
-    ] {
-        fs::set_permissions(directory, Permissions::from_mode(mode))?;
-    }
+    fs::set_permissions(&inner, Permissions::from_mode(ENTERED_AND_WRITTEN_BY_ALL))?;
+    fs::set_permissions(outer, Permissions::from_mode(ENTERED_BY_ALL))?;
     Ok(inner)
-}
-
-/// How the name of the outer directory begins.
-const OUTER: &str = "ocaml-probes-gc.";
-
-/// The outer directory of one for files of events, which may be the same.
-fn outer(directory: &Path) -> &Path {
-    let is_outer = |it: &&Path| {
-        let name = it.file_name().unwrap_or_default();
-        name.as_bytes().starts_with(OUTER.as_bytes())
-    };
-    directory.parent().filter(is_outer).unwrap_or(directory)
 }
 
 /// The pids of the processes that write events to this directory, or will: they have a file in it mapped, or name it in
@@ -148,11 +128,28 @@ impl EventsDirectory {
             };
             messages.note(&format!("{why}{others}"));
         }
-        let failed = |source| Failure::System("make a directory for runtime events", source);
-        Ok(EventsDirectory {
-            path: make_directory().map_err(failed)?,
+        let made = EventsDirectory::make_in(&env::temp_dir(), geteuid().is_root(), messages);
+        made.map_err(|source| Failure::System("make a directory for runtime events", source))
+    }
+
+    /// Makes a directory in `temporary`. Its path is absolute: a program that works in another directory by the time it
+    /// forks creates files in it, too.
+    fn make_in(
+        temporary: &Path,
+        is_root: bool,
+        messages: &Messages,
+    ) -> io::Result<EventsDirectory> {
+        let outer = mkdtemp(&std::path::absolute(temporary)?.join("ocaml-probes-gc.XXXXXX"))?;
+        // From here on, it is removed if something fails.
+        let mut directory = EventsDirectory {
+            path: outer.clone(),
+            outer,
             messages: *messages,
-        })
+        };
+        if is_root {
+            directory.path = make_writable_directory(&directory.outer)?;
+        }
+        Ok(directory)
     }
 
     /// The environment of a program that writes its events there.
@@ -282,5 +279,31 @@ impl ProgramWithEvents {
     /// Waits until it has exited, and returns its status as [`StartedProgram::wait`] does.
     pub(super) fn wait(self, is_complete: bool) -> Result<ExitCode, Failure> {
         self.started.wait(is_complete)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use test_support::Scratch;
+
+    use super::*;
+    use crate::messages::{Level, MessageForm};
+
+    #[test]
+    fn only_the_directories_made_are_removed() {
+        let scratch = Scratch::new();
+        // Its name begins as those of our own directories do.
+        let temporary = scratch.file("ocaml-probes-gc.tmp");
+        fs::create_dir(&temporary).unwrap();
+        fs::write(temporary.join("kept"), "").unwrap();
+        let messages = Messages::new(Level::Errors, MessageForm::Text);
+        for is_root in [false, true] {
+            let directory = EventsDirectory::make_in(&temporary, is_root, &messages).unwrap();
+            fs::write(directory.path.join("1.events"), "").unwrap();
+            drop(directory);
+            let names = fs::read_dir(&temporary).unwrap();
+            let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+            assert_eq!(names, ["kept"], "{is_root}");
+        }
     }
 }
