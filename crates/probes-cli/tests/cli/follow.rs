@@ -1208,3 +1208,35 @@ fn children_that_cannot_be_opened_are_reported() {
         });
     }
 }
+
+// A process that has exited is hidden from its parent until its tracer reaps it.
+#[test]
+fn exits_are_seen_without_free_descriptors() {
+    let mut talker = Talker::start(&fixture("forker.pie"));
+    let attach = command(["attach", "-follow", "-v", "-enable-all", "-pid"]);
+    let mut tool = started_by("prlimit --nofile=30", &attach);
+    tool.arg(talker.pid().to_string()).stderr(Stdio::piped());
+    let mut following = Following::started(&mut tool, talker.pid());
+    let stderr = following.0.guard().child().stderr.take().unwrap();
+    let mut said = BufReader::new(stderr).lines().map(Result::unwrap);
+    // Each starts the next one, until one cannot be opened.
+    let mut last = talker.pid();
+    loop {
+        talker.ask("child", "child");
+        last = process::children(last)[0];
+        let pid = last.to_string();
+        let said = said.find(|line| line.contains(&pid)).unwrap();
+        if said.contains("Too many open files") {
+            break;
+        }
+    }
+    assert_left_alone(last);
+    talker.ask("quit", "forked");
+    // Its parent is followed, and so are the children that it starts now: most exit before they can be opened.
+    for _ in 0..30 {
+        talker.ask("fork", "forked");
+    }
+    kill(Pid::from_raw(following.0.pid()), Signal::SIGTERM).unwrap();
+    assert_eq!(following.0.guard().wait().code(), Some(1));
+    assert_left_alone(talker.pid());
+}

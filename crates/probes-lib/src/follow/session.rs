@@ -51,8 +51,8 @@ const STOP_LIMIT: Duration = Duration::from_millis(100);
 /// Without its probes set, the new code would run unnoticed.
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 
-/// How many files are kept open to be closed when processes are to be detached from, which needs some: all that may be
-/// open may be in use by then, one for each process that is followed.
+/// How many files are kept open to be closed when processes are to be detached from or reaped, which needs some: all that
+/// may be open may be in use by then, one for each process that is followed.
 const SPARE_FILES: usize = 12;
 
 /// How many processes that could not be opened are opened at a time, with spare files: some are left to detach from them.
@@ -505,13 +505,15 @@ impl<'f> FollowSession<'f> {
     }
 
     /// Detaches from each process for which this is possible now: those that are marked for it, and those that could not
-    /// be opened.
+    /// be opened. Reaps what has exited and could not be reaped then: its parent waits for it.
     fn detach_pending(&mut self, is_ending: bool) {
         let is_marked = |followed: &FollowedProcess| followed.is_to_be_detached;
-        if self.unopened.is_empty() && !self.processes.values().any(is_marked) {
+        let is_pending = !self.unopened.is_empty() || self.processes.values().any(is_marked);
+        if !is_pending && !self.tracees.has_undecided() {
             return;
         }
         self.spare_files.clear();
+        self.tracees.reap_undecided();
         self.open_unopened();
         self.detach_marked();
         if !is_ending {

@@ -321,7 +321,7 @@ impl<'t> TraceeSet<'t> {
                 return Some(TraceEvent::Executed { pid: tid });
             }
             TraceeState::Exited => {
-                self.reap(tid);
+                self.reap(tid, pid);
                 return self.gone(pid, tid);
             }
             TraceeState::Gone => return self.gone(pid, tid),
@@ -473,8 +473,12 @@ impl<'t> TraceeSet<'t> {
     }
 
     /// Reaps a thread that has exited; its real parent is notified only then. A child of our own
-    /// process is not reaped: our process may wait for it.
-    fn reap(&mut self, tid: i32) {
+    /// process is not reaped: our process may wait for it. `pid` is the process of the thread, if known.
+    fn reap(&mut self, tid: i32, pid: Option<i32>) {
+        // Only the first thread of a process can be waited for. An execve or exit waits until all others are reaped.
+        if pid.is_some_and(|pid| pid != tid) {
+            return ptrace::reap(tid);
+        }
         let status = Process::open(tid).and_then(|process| {
             let status = process.status();
             status.map_err(|source| process.exited_or(source))
@@ -493,12 +497,18 @@ impl<'t> TraceeSet<'t> {
         }
     }
 
-    /// Reaps threads of which it could not be found out, when they exited, whether they are children of our own process.
-    fn reap_undecided(&mut self) {
+    /// Returns whether there are threads of which it could not be found out, when they exited, whether they are children
+    /// of our own process.
+    pub(crate) fn has_undecided(&self) -> bool {
+        !self.undecided.is_empty()
+    }
+
+    /// Reaps these threads, unless it still cannot be found out.
+    pub(crate) fn reap_undecided(&mut self) {
         for tid in std::mem::take(&mut self.undecided) {
             self.unreaped.remove(&tid);
             if ptrace::peek_state(tid) == TraceeState::Exited {
-                self.reap(tid);
+                self.reap(tid, None);
             }
         }
     }
