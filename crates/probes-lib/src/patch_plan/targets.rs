@@ -80,6 +80,8 @@ struct Group {
     jumps: Vec<(u64, JumpSource)>,
     /// Where its jumps through pointers lead, once that is known.
     of_pointers: OnceCell<JumpTargets>,
+    /// Whether one of `own_labels` is no address that a call returns to, once that is known.
+    has_own_label: OnceCell<bool>,
 }
 
 impl Group {
@@ -92,6 +94,7 @@ impl Group {
             own_labels: Vec::new(),
             jumps: Vec::new(),
             of_pointers: OnceCell::new(),
+            has_own_label: OnceCell::new(),
         }
     }
 
@@ -364,7 +367,9 @@ impl Targets {
                 if code.is_executable(address) || code.is_data(address) {
                     self.all.insert(address);
                     group.constants.push(address);
-                    if group.is_inside(address) {
+                    if let Some(register) = register_of_load(instruction) {
+                        group.loaded = Some((register, address));
+                    } else if group.is_inside(address) {
                         group.own_labels.push(address);
                     }
                 }
@@ -478,6 +483,14 @@ fn groups<'r>(code: &Code, ranges: Ranges<'r>) -> Vec<(Range<u64>, &'r [CodeRang
         groups.push((end..segment.end, &inside[..0]));
     }
     groups
+}
+
+/// Returns the register that an instruction loads its immediate into.
+fn register_of_load(instruction: &Instruction) -> Option<Register> {
+    let loads = instruction.mnemonic() == Mnemonic::Mov
+        && instruction.op0_kind() == OpKind::Register
+        && instruction.op1_kind() != OpKind::Memory;
+    loads.then(|| instruction.op0_register().full_register())
 }
 
 /// Returns the numbers in an instruction that may be addresses if code is at fixed ones: displacements and

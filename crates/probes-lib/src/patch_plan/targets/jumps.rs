@@ -243,8 +243,9 @@ impl Targets {
 
     /// Returns whether a group loads the address of an instruction of its own, other than one that a call returns to.
     fn has_own_label(&self, group: &Group) -> bool {
-        let mut labels = group.own_labels.iter();
-        labels.any(|it| !self.returns.contains(*it))
+        let is_label = |it: &u64| !self.returns.contains(*it);
+        let find = || group.own_labels.iter().any(is_label);
+        *group.has_own_label.get_or_init(find)
     }
 
     /// Returns whether a group has a label for which `counts` is true, other than its start; `None` if too many entries

@@ -110,3 +110,58 @@ fn stored_labels_may_be_jumped_to() {
     // push %rdx, as OCaml does with a handler.
     assert_eq!(exits_refused(&[&function(b"\x52")]), None);
 }
+
+#[test]
+fn pushed_labels_at_fixed_addresses_are_handlers() {
+    // mov (%rdi),%rax; mov $label,%rdx; what is done with it; jmp *%rax; label: mov $1,%eax; ret
+    let refused = |with_label: &[u8]| {
+        let before = 3 + 7 + with_label.len() + 2 + NOPS.len();
+        let label = (AT as u32 + before as u32).to_le_bytes();
+        let load = [&b"\x48\xc7\xc2"[..], &label].concat();
+        let end = b"\xb8\x01\0\0\0\xc3\xcc\xcc\xcc\xcc";
+        let function = [
+            b"\x48\x8b\x07",
+            &load[..],
+            with_label,
+            b"\xff\xe0",
+            NOPS,
+            end,
+        ]
+        .concat();
+        let mut code = Code::default();
+        let range = CodeRange {
+            start: FileAddr(AT),
+            len: function.len() as u64,
+        };
+        code.add(FileAddr(AT), function, true);
+        code.set_fixed();
+        let planner = PatchPlanner::new(code, &[range], &[], []);
+        planner.function(range).exits.err()
+    };
+    // mov %rdx,(%rdi)
+    let stored = refused(b"\x48\x89\x17");
+    assert_eq!(stored, Some(Refusal::UnknownTargets { offset: 13 }));
+    // push %rdx
+    assert_eq!(refused(b"\x52"), None);
+}
+
+// If each jump looked at each label, this would take many minutes.
+#[test]
+fn many_jumps_and_labels_are_planned_quickly() {
+    const MANY: usize = 200_000;
+    // call the next instruction, whose address each lea loads; jmp *SLOT(%rip); ret
+    let mut function = b"\xe8\0\0\0\0".to_vec();
+    for _ in 0..MANY {
+        let displacement = 5 - (function.len() as i32 + 7);
+        function.extend(b"\x48\x8d\x05");
+        function.extend(displacement.to_le_bytes());
+    }
+    for _ in 0..MANY {
+        function.extend(b"\xff\x25\0\0\x40\0");
+    }
+    function.push(0xc3);
+    let (planner, _) = planner_of(&[&function]);
+    let jump = AT + 5 + 7 * MANY as u64;
+    let leads = planner.swept.targets.of_jump(jump);
+    assert_eq!(leads, targets::JumpTargets::Outside);
+}
