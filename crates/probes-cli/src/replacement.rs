@@ -3,10 +3,12 @@
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, fchown};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process;
 
+use nix::fcntl::OFlag;
 use nix::sys::signal::{SigSet, SigmaskHow};
 
 /// How many more names are tried if one is taken, by the file of a tool that was killed.
@@ -27,7 +29,8 @@ pub(crate) struct Replacement {
 
 impl Replacement {
     /// Makes a file beside `path`, with the permissions and the owner of the file there. `None` if it cannot replace
-    /// that file: it is not regular, or has other names, or no file of its owner can be made in its directory.
+    /// that file: it is not regular, or has other names, or is mounted by itself, or no file of its owner can be made in
+    /// its directory.
     ///
     /// # Errors
     ///
@@ -37,6 +40,8 @@ impl Replacement {
         let found = fs::canonicalize(path).and_then(|it| Ok((fs::metadata(&it)?, it)));
         let (old, replaced) = match found {
             Ok((old, _)) if !old.is_file() || old.nlink() > 1 => return Ok(None),
+            // rename(2) onto it fails.
+            Ok((_, replaced)) if is_mount_point(&replaced) => return Ok(None),
             Ok((old, replaced)) => (Some(old), replaced),
             // The file was removed after it was opened.
             Err(error) if error.kind() == ErrorKind::NotFound => (None, path.to_owned()),
@@ -102,6 +107,24 @@ impl Drop for Replacement {
         }
         unblock(self.blocked.take());
     }
+}
+
+/// Returns whether a file is mounted by itself, as those that a container is given. False if that cannot be found out.
+fn is_mount_point(path: &Path) -> bool {
+    let mounts = [path, path.parent().unwrap_or(path)].map(mount_of);
+    matches!(&mounts, [Ok(of_file), Ok(of_directory)] if of_file != of_directory)
+}
+
+/// Returns the line of /proc/PID/fdinfo/FD (proc(5)) that says in which mount a file is.
+fn mount_of(path: &Path) -> io::Result<Option<String>> {
+    let mut options = OpenOptions::new();
+    let file = options.read(true).custom_flags(OFlag::O_PATH.bits());
+    let file = file.open(path)?;
+    let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", file.as_raw_fd()))?;
+    let mut lines = info.lines();
+    Ok(lines
+        .find(|line| line.starts_with("mnt_id:"))
+        .map(str::to_owned))
 }
 
 /// Makes a file in the directory of another.

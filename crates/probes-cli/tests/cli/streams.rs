@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, pipe2};
+use nix::unistd::{Pid, geteuid, pipe2};
 use serde_json::Value;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, program};
 
@@ -396,6 +396,33 @@ fn picture_without_room_keeps_the_old_one() {
     let why = "picture.svg: File too large; the file is as it was before\n";
     assert!(run.stderr.ends_with(why), "{run:?}");
     assert_eq!(fs::read_to_string(&picture).unwrap(), "the old picture");
+    assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn picture_mounted_by_itself_is_written_in_place() {
+    let scratch = Scratch::new();
+    let picture = scratch.file("picture.svg");
+    fs::write(&picture, "the old picture").unwrap();
+    let mut unshare = Command::new("unshare");
+    if !geteuid().is_root() {
+        unshare.args(["--user", "--map-root-user"]);
+    }
+    unshare.args([
+        "--mount",
+        "sh",
+        "-c",
+        r#"mount --bind "$0" "$0" && exec "$@""#,
+    ]);
+    unshare
+        .arg(&picture)
+        .arg(env!("CARGO_BIN_EXE_ocaml-probes"));
+    unshare.args(["profile", "-off-cpu", "-prog", "/bin/sh", "-o"]);
+    unshare.arg(&picture).args(["--", "-c", "sleep 0.1"]);
+    let run = run_command(&mut unshare);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let written = fs::read_to_string(&picture).unwrap();
+    assert!(written.ends_with("</svg>\n"), "{written}");
     assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1);
 }
 
