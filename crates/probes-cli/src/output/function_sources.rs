@@ -1,8 +1,9 @@
 //! [`FunctionSources`]: the source lines of the functions of a process.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
-use probes_lib::{FirstCall, Functions, LiveAddr, SourceMap};
+use probes_lib::{FirstCall, Functions, LiveAddr, SelectedFunction, SourceMap};
 use serde::Serialize;
 
 use super::location::source_or_unknown;
@@ -11,7 +12,23 @@ use crate::text::Escaped;
 
 /// The source lines of the functions of a process, if they are to be shown.
 #[derive(Default)]
-pub(crate) struct FunctionSources(Option<(Arc<Functions>, Vec<Option<SourceMap>>)>);
+pub(crate) struct FunctionSources(Option<(Arc<Functions>, SourceMaps)>);
+
+/// The source lines of each object, read when they are first asked for: all of them may take much memory. It is no error if
+/// a file has none.
+type SourceMaps = Vec<OnceCell<Option<SourceMap>>>;
+
+/// The source lines of the object in which `found` is.
+fn map_of<'m>(
+    functions: &Functions,
+    maps: &'m SourceMaps,
+    found: &SelectedFunction<'_>,
+) -> Option<&'m SourceMap> {
+    let mut objects = functions.objects().iter();
+    let index = objects.position(|object| std::ptr::eq(object, found.object))?;
+    let map = maps[index].get_or_init(|| found.object.source_map().ok());
+    map.as_ref()
+}
 
 impl FunctionSources {
     /// Reads those of a process. If it has exited, none are known.
@@ -20,11 +37,11 @@ impl FunctionSources {
         functions.map(FunctionSources::of).unwrap_or_default()
     }
 
-    /// Reads the source lines of the files of `functions`. It is no error if a file has none.
+    /// Those of `functions`.
     pub(crate) fn of(functions: impl Into<Arc<Functions>>) -> FunctionSources {
         let functions = functions.into();
-        let objects = functions.objects().iter();
-        let maps = objects.map(|object| object.source_map().ok()).collect();
+        let maps = functions.objects().iter().map(|_| OnceCell::new());
+        let maps = maps.collect();
         FunctionSources(Some((functions, maps)))
     }
 
@@ -44,9 +61,7 @@ impl FunctionSources {
             name: found.name().map(|name| name.text),
             ..FunctionSource::default()
         };
-        let mut objects = functions.objects().iter();
-        let index = objects.position(|object| std::ptr::eq(object, found.object));
-        let map = index.and_then(|index| maps[index].as_ref());
+        let map = map_of(functions, maps, &found);
         let at = found.object.load_bias().map(|bias| bias.file(address));
         if let (Some(map), Some(at)) = (map, at) {
             if let (Some(file), line) = map.line(at) {
@@ -70,9 +85,7 @@ impl FunctionSources {
         // `address` is the first byte of the next function if the call is the last instruction of its function.
         let call = LiveAddr(address.0.checked_sub(1)?);
         let (found, offset) = functions.at(call).ok()?;
-        let mut objects = functions.objects().iter();
-        let index = objects.position(|object| std::ptr::eq(object, found.object));
-        let map = index.and_then(|index| maps[index].as_ref());
+        let map = map_of(functions, maps, &found);
         let at = found.object.load_bias().map(|bias| bias.file(call));
         let line = map.zip(at).map(|(map, at)| map.line(at));
         let (file, line) = line.unwrap_or_default();

@@ -4,9 +4,10 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use goblin::elf::header::header64::SIZEOF_EHDR;
-use goblin::elf::section_header::{SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB};
+use goblin::elf::section_header::{SHF_COMPRESSED, SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB};
 use goblin::elf::{ProgramHeader, SectionHeader};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -17,21 +18,62 @@ use crate::error::{ElfDefect, Error, FileError, Result};
 
 const WHAT: &str = "the debugging information";
 
-/// How many bytes are copied. The largest programs have about as many.
+/// How many bytes all copies may have at a time. The largest programs have about as many.
 const MAX_COPIED: u64 = 1 << 30;
+
+/// How many more bytes may be copied.
+static LEFT: AtomicU64 = AtomicU64::new(MAX_COPIED);
 
 /// How many bytes are copied at a time.
 const PIECE: u64 = 1 << 20;
 
+/// The beginnings of the names of sections that say nothing of source lines.
+const WITHOUT_LINES: [&[u8]; 7] = [
+    b".debug_frame",
+    b".debug_gnu_",
+    b".debug_loc",
+    b".debug_mac",
+    b".debug_names",
+    b".debug_pub",
+    b".debug_types",
+];
+
+/// The bytes of one copy, counted as long as it is in memory.
+#[derive(Default)]
+pub(super) struct CopiedBytes(u64);
+
+impl CopiedBytes {
+    /// Counts bytes that are to be copied; returns false if they would be too many.
+    fn add(&mut self, len: u64) -> bool {
+        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
+        let counted = LEFT.fetch_update(set, fetch, |left| left.checked_sub(len));
+        if counted.is_ok() {
+            self.0 += len;
+        }
+        counted.is_ok()
+    }
+}
+
+impl Drop for CopiedBytes {
+    fn drop(&mut self) {
+        LEFT.fetch_add(self.0, Ordering::Relaxed);
+    }
+}
+
 impl ElfFile {
     /// Copies the debugging information into memory, as a file that nobody else can change.
-    pub(super) fn copy_debugging_information(&self) -> Result<File> {
+    pub(super) fn copy_debugging_information(&self) -> Result<(File, CopiedBytes)> {
         let size = self.copied_ranges().map(|(_, len)| len);
         let size = size.fold(0, u64::saturating_add);
+        let too_large = |most| {
+            let what = WHAT;
+            self.defect(ElfDefect::TooLarge { what, size, most })
+        };
         if size > MAX_COPIED {
-            let (what, most) = (WHAT, MAX_COPIED);
-            return Err(self.defect(ElfDefect::TooLarge { what, size, most }));
+            return Err(too_large(MAX_COPIED));
         }
+        let left = LEFT.load(Ordering::Relaxed);
+        let mut copied = CopiedBytes::default();
         let unwritten = |source| {
             let what = WHAT;
             Error::of_file(self.path(), FileError::Read { what, source })
@@ -43,10 +85,17 @@ impl ElfFile {
             for at in (start..end).step_by(PIECE as usize) {
                 piece.resize((end - at).min(PIECE) as usize, 0);
                 self.read_at(at, &mut piece, WHAT)?;
+                // A hole takes no memory.
+                if piece.iter().all(|&byte| byte == 0) {
+                    continue;
+                }
+                if !copied.add(piece.len() as u64) {
+                    return Err(too_large(left));
+                }
                 copy.write_all_at(&piece, at).map_err(unwritten)?;
             }
         }
-        Ok(copy)
+        Ok((copy, copied))
     }
 
     /// Makes a file in memory that is as long as this one.
@@ -84,17 +133,21 @@ impl ElfFile {
         let name = self.section_names.get(section.sh_name..);
         let name = name.unwrap_or_default();
         let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
-        section.sh_type != SHT_NOBITS && (is_table || is_debug)
+        // One that is compressed would be corrupt.
+        let is_compressed = section.sh_flags & u64::from(SHF_COMPRESSED) != 0;
+        let is_unread = !is_compressed && WITHOUT_LINES.iter().any(|it| name.starts_with(it));
+        section.sh_type != SHT_NOBITS && (is_table || (is_debug && !is_unread))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::{self, OpenOptions};
+    use std::os::unix::fs::MetadataExt;
 
     use test_support::{Scratch, fixture};
 
-    use crate::elf::ElfFile;
+    use super::*;
     use crate::elf::source::SourceMap;
     use crate::elf::symbols::SymbolTable;
 
@@ -113,5 +166,30 @@ mod tests {
         let found = before.locate(main);
         assert_eq!(found.function.as_deref(), Some("main"));
         assert!(SourceMap::of(&elf).is_err());
+    }
+
+    #[test]
+    fn holes_are_not_copied() {
+        const HOLE: u64 = 64 << 20;
+        let scratch = Scratch::new();
+        let path = scratch.file("program");
+        fs::write(&path, fs::read(fixture("churn.nopie")).unwrap()).unwrap();
+        let elf = ElfFile::open(&path).unwrap();
+        let is_info = |it: &SectionHeader| {
+            let name = elf.section_names.get(it.sh_name..);
+            name.is_some_and(|name| name.starts_with(b".debug_info\0"))
+        };
+        let index = elf.sections.iter().position(is_info).unwrap();
+        let header = elf.header.e_shoff + (index * SectionHeader::size(CTX)) as u64;
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(elf.len + HOLE).unwrap();
+        // sh_offset and sh_size (elf(5)).
+        let place = [elf.len.to_le_bytes(), HOLE.to_le_bytes()].concat();
+        file.write_all_at(&place, header + 24).unwrap();
+        let elf = ElfFile::open(&path).unwrap();
+        let (copy, copied) = elf.copy_debugging_information().unwrap();
+        assert!(copied.0 < HOLE / 8, "{}", copied.0);
+        let in_memory = copy.metadata().unwrap().blocks() * 512;
+        assert!(in_memory < HOLE / 8, "{in_memory}");
     }
 }

@@ -10,6 +10,7 @@ use addr2line::Loader;
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
+use crate::elf::debug_copy::CopiedBytes;
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
@@ -27,6 +28,7 @@ use crate::error::{Error, FileError, Result};
 /// ```
 pub struct SourceMap {
     loader: Loader,
+    _copied: CopiedBytes,
 }
 
 /// Where code is in the source; what the file does not say is `None`.
@@ -70,11 +72,14 @@ impl SourceMap {
             let what = "the debugging information";
             Error::of_file(elf.path(), FileError::Read { what, source })
         };
-        let copy = elf.copy_debugging_information()?;
+        let (copy, copied) = elf.copy_debugging_information()?;
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
         let loader = Loader::new(path);
         let loader = loader.map_err(|error| unreadable(std::io::Error::other(error.to_string())));
-        Ok(SourceMap { loader: loader? })
+        Ok(SourceMap {
+            loader: loader?,
+            _copied: copied,
+        })
     }
 
     /// Returns what the file says of the code at `address`.
