@@ -33,7 +33,6 @@ use crate::functions::Functions;
 use crate::memory::ReadMemory;
 use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
-use crate::process::code_files::MappedCode;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, denial};
@@ -827,13 +826,11 @@ impl Stacks {
         matches!(self.memory.random_bytes(&self.process), Ok(None)) && !self.process.has_exited()
     }
 
-    /// Returns whether code of a file that was mapped when the files were read is not mapped any more.
-    pub(crate) fn has_unloaded(&self) -> bool {
-        let mut mapped = MappedCode::default();
-        for mapping in &read_maps(&self.process).unwrap_or_default() {
-            mapped.insert(mapping);
-        }
-        !self.functions.mapped().is_within(&mapped)
+    /// Returns whether code of a file that was mapped when the files were read was not mapped any more when they were read
+    /// `again`.
+    pub(crate) fn has_unloaded(&self, again: &Stacks) -> bool {
+        let (before, now) = (self.functions.mapped(), again.functions.mapped());
+        !before.is_within(now)
     }
 
     /// Returns whether code of a file is mapped that was not when the files were read.

@@ -372,8 +372,8 @@ impl Profiler {
         if !self.stacks.has_loaded_more() {
             return Ok(());
         }
-        let has_unloaded = self.stacks.has_unloaded();
         let again = Stacks::of_process(self.stacks.pid())?;
+        let has_unloaded = self.stacks.has_unloaded(&again);
         let before = std::mem::replace(&mut self.stacks, again);
         if has_unloaded {
             self.unloaded.add(before);
