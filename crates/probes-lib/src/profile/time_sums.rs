@@ -36,6 +36,14 @@ pub(super) struct ProfileKey {
     pub(super) stack: Option<Arc<RawStack>>,
 }
 
+impl ProfileKey {
+    fn lose_stack(&mut self) {
+        self.stack = None;
+        // It has no names that may be others.
+        self.unloads = 0;
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sum {
     pub(super) time: Duration,
@@ -242,20 +250,19 @@ impl TimeSums {
     /// Returns the sum for a key. Once there are too many stacks, new keys lose their stack; once there are too many
     /// keys as well, also their thread (0, without a name).
     fn sum(&mut self, mut key: ProfileKey) -> &mut Sum {
+        if key.stack.is_none() {
+            key.lose_stack();
+        }
         if !self.by_key.contains_key(&key) {
             let frames = key.stack.as_ref().map_or(0, |stack| stack.frames.len());
             if self.by_key.len() >= MAX_STACKS || self.frames + frames > MAX_FRAMES {
-                key.stack = None;
+                key.lose_stack();
                 if !self.by_key.contains_key(&key) && self.by_key.len() >= 2 * MAX_STACKS {
                     (key.tid, key.name) = (0, "".into());
                 }
             } else {
                 self.frames += frames;
             }
-        }
-        if key.stack.is_none() {
-            // It has no names that may be others.
-            key.unloads = 0;
         }
         self.by_key.entry(key).or_default()
     }
@@ -281,6 +288,27 @@ mod tests {
         let names = HashMap::from([(7, "second".into())]);
         let named = ["first", "second", ""].map(|name| name_of(&key(name), &names).to_string());
         assert_eq!(named, ["first", "second", "second"]);
+    }
+
+    #[test]
+    fn known_threads_keep_their_time_when_full() {
+        let key = |tid, unloads| ProfileKey {
+            tid,
+            name: "".into(),
+            activity: Activity::Running,
+            in_collection: false,
+            unloads,
+            stack: None,
+        };
+        let mut sums = TimeSums::begin(Duration::ZERO);
+        for tid in 1..=2 * MAX_STACKS as i32 {
+            sums.sum(key(tid, 0));
+        }
+        sums.sum(key(7, 3)).samples = 1;
+        assert_eq!(sums.sum(key(7, 0)).samples, 1);
+        // That of a new one is nobody's.
+        sums.sum(key(-1, 0)).samples = 2;
+        assert_eq!(sums.sum(key(0, 0)).samples, 2);
     }
 
     // promise: Profiles: The kernel's samples replace those of stops only if more than a twentieth of the running time has no stack
