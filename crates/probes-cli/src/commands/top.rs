@@ -145,7 +145,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut targets = Vec::new();
     for &pid in &pids {
         let opened = open_to_observe(pid, needs_probes, &failures.messages(pid));
-        targets.extend(failures.record(pid, opened));
+        targets.extend(failures.record_unless_exited(pid, opened));
     }
     // Before anything is changed, so that a signal cannot keep it from being undone.
     let signals = TerminationSignals::block()?;
@@ -162,7 +162,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let options = args.seccomp.options(args.take_over.options());
         let session = Session::begin(target, &observation(args), options);
         let session = session.map_err(Failure::of_process(pid));
-        let Some(session) = failures.record(pid, session) else {
+        let Some(session) = failures.record_unless_exited(pid, session) else {
             continue;
         };
         let messages = failures.messages(pid);
