@@ -57,10 +57,12 @@ struct ClockReading {
     suspended: Duration,
 }
 
+/// How often is read what may be disturbed by a preemption of this thread, or by a suspension of the machine.
+const TRIES: usize = 5;
+
 /// Reads a clock, and the counter at the same moment. This thread may be preempted in between, so
 /// of several readings the one that took the least time is returned.
 fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
-    const TRIES: usize = 5;
     let read = || {
         let before = now();
         let time = clock();
@@ -88,14 +90,23 @@ impl ClockReading {
 
     fn take() -> ClockReading {
         let (ticks, at) = read_with(Instant::now);
-        let clock = |id| clock_gettime(id).map_or(Duration::ZERO, Duration::from);
-        let running = clock(ClockId::CLOCK_MONOTONIC);
         ClockReading {
             ticks,
             at,
-            suspended: clock(ClockId::CLOCK_BOOTTIME).saturating_sub(running),
+            suspended: time_in_suspension(),
         }
     }
+}
+
+/// Returns how long the machine has been suspended since boot. This thread may be preempted between the two clocks, so the
+/// least of several differences is returned.
+fn time_in_suspension() -> Duration {
+    let clock = |id| clock_gettime(id).map_or(Duration::ZERO, Duration::from);
+    let differences = (0..TRIES).map(|_| {
+        let running = clock(ClockId::CLOCK_MONOTONIC);
+        clock(ClockId::CLOCK_BOOTTIME).saturating_sub(running)
+    });
+    differences.min().unwrap_or_default()
 }
 
 /// Returns how many ticks there were since a moment after the machine was suspended, and how long that is. The first call
@@ -107,9 +118,13 @@ fn elapsed_since_suspension() -> (u64, Duration) {
     elapsed
         .filter(|(_, time)| *time >= MIN_MEASUREMENT)
         .or_else(|| {
-            let now = *begun.insert(ClockReading::take());
-            std::thread::sleep(MIN_MEASUREMENT);
-            ClockReading::take().since(now)
+            let mut measured = (0..TRIES).map(|_| {
+                let now = *begun.insert(ClockReading::take());
+                std::thread::sleep(MIN_MEASUREMENT);
+                ClockReading::take().since(now)
+            });
+            // It may be suspended once more meanwhile.
+            measured.find_map(|it| it)
         })
         .unwrap_or((1, Duration::from_nanos(1)))
 }
