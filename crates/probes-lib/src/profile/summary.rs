@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Profiler;
 use super::activity::Activity;
 use super::answer::{Profile, ProfiledStack, RunningMethod, ThreadTimes, WaitMethod};
-use super::time_sums::{self, ProfileKey, Sum};
+use super::time_sums::{self, ProfileKey, Sum, TimeSums};
 use crate::stacks::{StackFrame, ThreadRole};
 
 /// How long a switch takes at most.
@@ -17,18 +17,41 @@ impl Profiler {
     /// Returns what was found so far.
     pub fn profile(&mut self) -> Profile {
         self.collect(true);
-        let mut stacks = Vec::new();
-        let names = self.sums.names();
-        let by_kernel = self.recorded.as_ref().and_then(|recorded| {
-            let by_kernel = recorded.beside_stops.as_ref()?;
-            // On a busy machine, there are few stops, and each stands for a longer time.
-            let watched = self.ended.saturating_sub(self.begun);
-            let samples = u32::try_from(self.samples).unwrap_or(u32::MAX);
-            let period = watched / samples.max(1);
-            by_kernel.replaces(&self.sums, period).then_some(by_kernel)
-        });
-        let is_shown = |key: &ProfileKey| by_kernel.is_none() || key.activity != Activity::Running;
+        let stacks = self.profiled_stacks();
+        let tids: HashSet<i32> = self.sums.by_key.keys().map(|key| key.tid).collect();
+        let recorded = self.recorded.as_ref();
+        let sums = self.sums_by_kernel().unwrap_or(&self.sums);
+        let times = ThreadTimes {
+            running: self.sums.process.running(),
+            ..self.thread_times()
+        };
+        Profile {
+            stacks,
+            seconds: self.ended.saturating_sub(self.begun),
+            samples: self.samples,
+            threads: recorded.map_or(tids.len(), |it| it.waits.thread_count),
+            times: self.is_counted.then_some(times),
+            off_variance: self.off_variance,
+            not_sampled: sums.process.not_sampled(),
+            stops: self.stops,
+            stopped: self.stopped,
+            not_stopped: self.not_stopped.as_ref().map(ToString::to_string),
+            waits: self.wait_method(),
+            running: self.running_method(),
+            unseen_excess: recorded.map_or(Duration::ZERO, |it| it.unseen_excess),
+        }
+    }
+
+    /// Returns the stacks that have a time: most time first, then by thread, and always in the same order.
+    fn profiled_stacks(&mut self) -> Vec<ProfiledStack> {
+        let switch_cost = self.switch_cost(&self.thread_times());
+        let are_by_kernel = self.sums_by_kernel().is_some();
+        let recorded = self.recorded.as_ref().filter(|_| are_by_kernel);
+        let by_kernel = recorded.and_then(|it| it.beside_stops.as_ref());
+        let is_shown = |key: &ProfileKey| !are_by_kernel || key.activity != Activity::Running;
         let shown = self.sums.by_key.iter().filter(|(key, _)| is_shown(key));
+        let names = self.sums.names();
+        let mut stacks = Vec::new();
         for (key, sum) in shown.chain(by_kernel.iter().flat_map(|it| &it.by_key)) {
             if sum.time.is_zero() {
                 continue;
@@ -37,20 +60,12 @@ impl Profiler {
             let domain = self.domains.get(&(key.tid, name.clone())).copied();
             let frames = self.unloaded.frames(&mut self.stacks, key);
             let role = ThreadRole::of(&frames, key.tid == self.stacks.pid());
-            stacks.push(profiled_stack(key, sum, (name, domain, role), frames));
-        }
-        let tids: HashSet<i32> = self.sums.by_key.keys().map(|key| key.tid).collect();
-        let mut times = self.exited;
-        for thread in self.threads.values() {
-            times.add(thread.times());
-        }
-        let switch_cost = self.switch_cost(&times);
-        for stack in &mut stacks {
+            let mut stack = profiled_stack(key, sum, (name, domain, role), frames);
             stack.shorten_waits(switch_cost);
+            stacks.push(stack);
         }
         stacks.retain(|stack| !stack.time.is_zero());
         share_roles(&mut stacks);
-        // Most time first, then by thread, and always in the same order.
         stacks.sort_by(|one, other| {
             let order = (other.time, one.tid).cmp(&(one.time, other.tid));
             let addresses = one.frames.iter().map(|frame| frame.address);
@@ -59,42 +74,48 @@ impl Profiler {
                 .then_with(|| addresses.cmp(others))
                 .then_with(|| one.activity.leaf().cmp(&other.activity.leaf()))
         });
-        times.running = self.sums.process.running();
-        Profile {
-            stacks,
-            seconds: self.ended.saturating_sub(self.begun),
-            samples: self.samples,
-            threads: self
-                .recorded
-                .as_ref()
-                .map_or(tids.len(), |it| it.waits.thread_count),
-            times: self.is_counted.then_some(times),
-            off_variance: self.off_variance,
-            not_sampled: by_kernel.unwrap_or(&self.sums).process.not_sampled(),
-            stops: self.stops,
-            stopped: self.stopped,
-            not_stopped: self.not_stopped.as_ref().map(ToString::to_string),
-            waits: match &self.recorded {
-                Some(recorded) => WaitMethod::Recorded {
-                    lost: recorded.waits.lost,
-                    unrecorded_processors: recorded.switches.unrecorded_processors(),
-                },
-                None => WaitMethod::Sampled {
-                    because: self.not_recorded.clone(),
-                },
+        stacks
+    }
+
+    /// Returns the sums of the kernel's samples, if these replace our stops of running threads.
+    fn sums_by_kernel(&self) -> Option<&TimeSums> {
+        let by_kernel = self.recorded.as_ref()?.beside_stops.as_ref()?;
+        // On a busy machine, there are few stops, and each stands for a longer time.
+        let watched = self.ended.saturating_sub(self.begun);
+        let samples = u32::try_from(self.samples).unwrap_or(u32::MAX);
+        let period = watched / samples.max(1);
+        by_kernel.replaces(&self.sums, period).then_some(by_kernel)
+    }
+
+    /// Returns the times of all threads, as the kernel counts them.
+    fn thread_times(&self) -> ThreadTimes {
+        let mut times = self.exited;
+        for thread in self.threads.values() {
+            times.add(thread.times());
+        }
+        times
+    }
+
+    fn wait_method(&self) -> WaitMethod {
+        match &self.recorded {
+            Some(recorded) => WaitMethod::Recorded {
+                lost: recorded.waits.lost,
+                unrecorded_processors: recorded.switches.unrecorded_processors(),
             },
-            running: match self.clock_samples() {
-                _ if by_kernel.is_some() => RunningMethod::ByKernel { in_kernel: true },
-                Some(samples) => RunningMethod::ByKernel {
-                    in_kernel: samples.in_kernel,
-                },
-                None if self.is_live => RunningMethod::NotRead,
-                None => RunningMethod::Stopped,
+            None => WaitMethod::Sampled {
+                because: self.not_recorded.clone(),
             },
-            unseen_excess: match &self.recorded {
-                Some(recorded) => recorded.unseen_excess,
-                None => Duration::ZERO,
+        }
+    }
+
+    fn running_method(&self) -> RunningMethod {
+        match self.clock_samples() {
+            _ if self.sums_by_kernel().is_some() => RunningMethod::ByKernel { in_kernel: true },
+            Some(samples) => RunningMethod::ByKernel {
+                in_kernel: samples.in_kernel,
             },
+            None if self.is_live => RunningMethod::NotRead,
+            None => RunningMethod::Stopped,
         }
     }
 

@@ -164,7 +164,6 @@ impl Profiler {
         tid: i32,
         now: Instant,
     ) -> Result<Option<(ProfileKey, Option<Duration>)>> {
-        let mut opened = None;
         if !self.threads.contains_key(&tid) && !self.watch(tid, now)? {
             return Ok(None);
         }
@@ -173,6 +172,7 @@ impl Profiler {
         let Some(thread) = self.threads.get_mut(&tid) else {
             return Ok(None);
         };
+        let mut opened = None;
         if thread.files.is_none() {
             opened = ThreadFiles::open(self.stacks.process(), tid)?;
             if !is_many {
@@ -193,27 +193,18 @@ impl Profiler {
         thread.first = thread.first.or(counts);
         thread.last = counts;
         thread.waited_after_last = Duration::ZERO;
-        if let Some((before, key, since)) = &thread.blocked {
-            if *before == slices {
-                if let Some(recorded) = &mut self.recorded {
-                    recorded.waits.waits_still(tid, looked_at);
-                }
-                return Ok(Some((key.clone(), Some(*since))));
+        if let Some((key, since)) = thread.still_blocked(&slices) {
+            if let Some(recorded) = &mut self.recorded {
+                recorded.waits.waits_still(tid, looked_at);
             }
+            return Ok(Some((key.clone(), Some(since))));
         }
         thread.blocked = None;
         if self.recorded.is_none() && !self.is_live {
             let counts = SwitchCounts::of_thread(self.stacks.process(), tid);
             thread.switches = counts.map(|counts| SwitchesBefore::new(counts, thread.switches));
         }
-        let mut key = ProfileKey {
-            tid,
-            name: thread.name.clone(),
-            activity: Activity::Running,
-            in_collection: false,
-            unloads: self.unloaded.unloads(),
-            stack: None,
-        };
+        let mut key = ProfileKey::running(tid, thread.name.clone(), self.unloaded.unloads());
         match self.stacks.look(files, slices, false)? {
             Look::Exited => return Ok(None),
             Look::Running => {}
@@ -284,12 +275,8 @@ impl Profiler {
                 RanUntilStop::Woken => continue,
             };
             let key = ProfileKey {
-                tid,
-                name: thread.name.clone(),
-                activity: Activity::Running,
-                in_collection: false,
-                unloads: self.unloaded.unloads(),
                 stack: stack.map(Arc::new),
+                ..ProfileKey::running(tid, thread.name.clone(), self.unloaded.unloads())
             };
             seen.push((key, None));
         }

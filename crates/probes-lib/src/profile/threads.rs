@@ -45,6 +45,12 @@ impl ProfiledThread {
         Some(self.first?.at..self.last?.at)
     }
 
+    /// Returns what it does, and since when, if it has not run since it was seen blocked.
+    pub(super) fn still_blocked(&self, slices: &Slices) -> Option<(&ProfileKey, Duration)> {
+        let (before, key, since) = self.blocked.as_ref()?;
+        (before == slices).then_some((key, *since))
+    }
+
     pub(super) fn times(&self) -> ThreadTimes {
         let (Some(first), Some(last)) = (self.first, self.last) else {
             return ThreadTimes {

@@ -18,7 +18,7 @@ const MAX_STACKS: usize = 1 << 16;
 const MAX_FRAMES: usize = 1 << 22;
 
 /// The time of so many samples may be missing by chance.
-const FEW_SAMPLES: u32 = 10;
+const MIN_SAMPLES_OF_KERNEL: u32 = 10;
 
 /// The mantissa bits of a bucket of waits: their lengths are counted to 1/64.
 const PRECISION: u32 = 6;
@@ -37,6 +37,18 @@ pub(super) struct ProfileKey {
 }
 
 impl ProfileKey {
+    /// Returns that of a thread that runs, and whose stack is not known.
+    pub(super) fn running(tid: i32, name: Arc<str>, unloads: u32) -> ProfileKey {
+        ProfileKey {
+            tid,
+            name,
+            activity: Activity::Running,
+            in_collection: false,
+            unloads,
+            stack: None,
+        }
+    }
+
     fn lose_stack(&mut self) {
         self.stack = None;
         // It has no names that may be others.
@@ -206,7 +218,9 @@ impl TimeSums {
     pub(super) fn replaces(&self, of_stops: &TimeSums, period: Duration) -> bool {
         let lacking = of_stops.without_stack();
         let is_much = lacking.saturating_mul(20) > of_stops.process.running();
-        is_much && lacking > period.saturating_mul(FEW_SAMPLES) && self.without_stack() < lacking
+        is_much
+            && lacking > period.saturating_mul(MIN_SAMPLES_OF_KERNEL)
+            && self.without_stack() < lacking
     }
 
     /// How long threads have run of which there is no stack.

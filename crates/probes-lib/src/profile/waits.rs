@@ -227,21 +227,7 @@ impl<L: Clone> Waits<L> {
         record: PerfRecord,
         stops: &[Range<Duration>],
     ) -> Option<ThreadWait<L>> {
-        let may_be_lost = match record.kind {
-            RecordKind::Lost(count) => {
-                self.lost = self.lost.saturating_add(count);
-                true
-            }
-            RecordKind::Full(until) => {
-                self.doubtful_until = self.doubtful_until.max(until);
-                true
-            }
-            _ => false,
-        };
-        if may_be_lost {
-            for thread in self.threads.values_mut() {
-                thread.is_doubtful = true;
-            }
+        if self.notes_loss(&record.kind) {
             return None;
         }
         let is_exit = record.kind == RecordKind::Exited;
@@ -249,59 +235,60 @@ impl<L: Clone> Waits<L> {
         if !(is_end || self.is_counted(&record)) {
             return None;
         }
+        self.add_to_running(&record);
         let (tid, at) = (record.tid, record.at);
-        if at > self.clock_read && record.kind != RecordKind::In {
-            let thread = self.threads.get(&tid);
-            let since = thread.and_then(|thread| thread.ran_from(self.begun));
-            let ran = since.map(|since| at.saturating_sub(since.max(self.clock_read)));
-            self.ran_since = self.ran_since.saturating_add(ran.unwrap_or_default());
+        if is_exit {
+            self.threads.remove(&tid);
+            return None;
         }
-        let entry = match self.threads.entry(tid) {
-            Entry::Occupied(entry) if is_exit => {
-                entry.remove();
-                return None;
-            }
-            Entry::Vacant(_) if is_exit => return None,
-            // It was created by a thread whose switches are recorded.
-            entry => entry.or_insert_with(|| {
-                self.thread_count += 1;
-                Thread::in_state(SwitchState::On)
-            }),
-        };
-        // A thread may have an event twice: of the process, and of the thread that has created it.
-        let state = match (&record.kind, entry.state) {
-            (RecordKind::In, _) => SwitchState::On,
-            (_, off @ SwitchState::Off(_)) if !entry.is_doubtful => off,
-            (RecordKind::Out, _) => SwitchState::Off(at),
-            (_, runnable @ SwitchState::Runnable(_)) => runnable,
-            (_, _) => SwitchState::Runnable(at),
-        };
-        let is_over = record.kind == RecordKind::In || entry.is_doubtful;
-        let wait = entry.waited(at).filter(|_| is_over);
-        let wait = wait.map(|(since, until)| entry.wait(tid, since, until));
-        if record.kind == RecordKind::In {
+        // A new one was created by a thread whose switches are recorded.
+        let thread = self.threads.entry(tid).or_insert_with(|| {
+            self.thread_count += 1;
+            Thread::in_state(SwitchState::On)
+        });
+        let before = thread.state;
+        let is_in = record.kind == RecordKind::In;
+        let is_over = is_in || thread.is_doubtful;
+        let wait = thread.waited(at).filter(|_| is_over);
+        let wait = wait.map(|(since, until)| thread.wait(tid, since, until));
+        if is_in {
             let waited = wait.as_ref().map_or(Duration::ZERO, ThreadWait::time);
-            let preempted = match entry.state {
-                SwitchState::Runnable(since) if !entry.is_doubtful => at.saturating_sub(since),
+            let preempted = match before {
+                SwitchState::Runnable(since) if !thread.is_doubtful => at.saturating_sub(since),
                 _ => Duration::ZERO,
             };
             self.off = self.off.saturating_add(waited.max(preempted));
             // A thread may have two events, so that this is recorded twice.
-            let is_on = matches!(entry.state, SwitchState::On | SwitchState::Unknown(_));
+            let is_on = matches!(before, SwitchState::On | SwitchState::Unknown(_));
             self.arrivals += u64::from(!is_on);
         }
-        if matches!(state, SwitchState::Off(_)) && state != entry.state {
-            entry.waits_begun += 1;
-            entry.is_cut = false;
-            entry.cause = Cause::of(at, entry.on_since, stops);
-        }
-        entry.looks.forget_before(at);
-        entry.state = state;
-        entry.is_doubtful = at < self.doubtful_until;
-        if record.kind == RecordKind::In {
-            entry.on_since = Some(at);
-        }
+        thread.switch(&record, stops);
+        thread.is_doubtful = at < self.doubtful_until;
         wait
+    }
+
+    /// If records were lost, or may have been, notes that of all threads; returns whether it did.
+    fn notes_loss(&mut self, kind: &RecordKind) -> bool {
+        match *kind {
+            RecordKind::Lost(count) => self.lost = self.lost.saturating_add(count),
+            RecordKind::Full(until) => self.doubtful_until = self.doubtful_until.max(until),
+            _ => return false,
+        }
+        for thread in self.threads.values_mut() {
+            thread.is_doubtful = true;
+        }
+        true
+    }
+
+    /// Adds how long a thread has run, up to a record of it, to [`Waits::ran_since`].
+    fn add_to_running(&mut self, record: &PerfRecord) {
+        if record.at <= self.clock_read || record.kind == RecordKind::In {
+            return;
+        }
+        let thread = self.threads.get(&record.tid);
+        let since = thread.and_then(|thread| thread.ran_from(self.begun));
+        let ran = since.map(|since| record.at.saturating_sub(since.max(self.clock_read)));
+        self.ran_since = self.ran_since.saturating_add(ran.unwrap_or_default());
     }
 
     /// Returns where a thread is, as far as is known, and how many waits it has begun.
@@ -345,6 +332,29 @@ impl<L: Clone> Thread<L> {
             waits_begun: 0,
             is_doubtful: false,
             is_cut: false,
+        }
+    }
+
+    /// Changes its state, as the next record of it says.
+    fn switch(&mut self, record: &PerfRecord, stops: &[Range<Duration>]) {
+        let at = record.at;
+        // A thread may have an event twice: of the process, and of the thread that has created it.
+        let state = match (&record.kind, self.state) {
+            (RecordKind::In, _) => SwitchState::On,
+            (_, off @ SwitchState::Off(_)) if !self.is_doubtful => off,
+            (RecordKind::Out, _) => SwitchState::Off(at),
+            (_, runnable @ SwitchState::Runnable(_)) => runnable,
+            (_, _) => SwitchState::Runnable(at),
+        };
+        if matches!(state, SwitchState::Off(_)) && state != self.state {
+            self.waits_begun += 1;
+            self.is_cut = false;
+            self.cause = Cause::of(at, self.on_since, stops);
+        }
+        self.looks.forget_before(at);
+        self.state = state;
+        if record.kind == RecordKind::In {
+            self.on_since = Some(at);
         }
     }
 
