@@ -98,6 +98,7 @@ mod sys;
 mod target;
 #[cfg(test)]
 mod testing;
+mod ticks;
 mod trace;
 mod unwind;
 mod update;
@@ -144,10 +145,10 @@ pub use update::report::{ProbeChange, ProbeState, ProbeStates, Report, Semaphore
 pub use update::snapshot::State;
 
 // Expressions: what is asked of each hit.
-pub use expression::{
-    Answer, BadExpression, Expression, ExpressionProblem, Filter, Hit, IntegerExpression, Keys,
-    Parameter, ParameterKind, Scope,
-};
+pub use expression::{BadExpression, Expression, ExpressionProblem, Keys};
+// For fuzz targets.
+#[doc(hidden)]
+pub use expression::{Answer, Filter, Hit, IntegerExpression, Parameter, ParameterKind, Scope};
 
 // Observations: how often, how long and with which values probes are hit.
 pub use observe::{
@@ -182,11 +183,13 @@ pub use profile::{
 
 // Patches: where a jump to a trampoline can be put in any code.
 pub use error::Refusal;
-pub use patch_plan::code::Code;
-pub use patch_plan::displaced::{DisplacedCopy, DisplacedExit};
-pub use patch_plan::jump::Jump;
-pub use patch_plan::site::PatchSite;
-pub use patch_plan::{ExitPlan, FunctionPlan, PatchPlanner};
+pub use patch_plan::{FunctionPlan, PatchPlanner};
+// For tests and fuzz targets.
+#[doc(hidden)]
+pub use patch_plan::{
+    ExitPlan, code::Code, displaced::DisplacedCopy, displaced::DisplacedExit, jump::Jump,
+    site::PatchSite,
+};
 
 // Programs that are started, and processes that are followed.
 pub use follow::{Follow, FollowEvent};

@@ -16,7 +16,7 @@ pub(crate) mod ptrace;
 pub(crate) mod robust_list;
 pub(crate) mod signals;
 pub(crate) mod spawn;
-pub(crate) mod ticks;
+pub(crate) mod tsc;
 pub(crate) mod xattr;
 
 /// Precedes a system call that the chaos suite can make fail: the calling function then returns the

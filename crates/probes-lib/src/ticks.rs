@@ -1,4 +1,4 @@
-//! The time stamp counter (TSC) of the processors, which the trampolines read, and its conversion to
+//! The time stamp counter (TSC) of the processors, which the trampolines read ([`crate::sys::tsc`]), and its conversion to
 //! time.
 
 use std::fs;
@@ -8,15 +8,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use nix::time::{ClockId, clock_gettime};
 
+pub(crate) use crate::sys::tsc::now;
+
 /// The shortest time over which the counter's rate is measured; one reading takes about 0.1 µs.
 const MIN_MEASUREMENT: Duration = Duration::from_millis(20);
-
-/// Reads the counter.
-pub(crate) fn now() -> u64 {
-    // SAFETY: every x86-64 processor has this instruction. Where prctl(PR_SET_TSC) forbids it, not
-    // even the vDSO's clock_gettime(2) works, which the standard library calls.
-    unsafe { std::arch::x86_64::_rdtsc() }
-}
 
 /// Returns whether the counter has the same rate in all states of the processors: their flags say so
 /// (proc_cpuinfo(5)), or the kernel uses it as its clock source.

@@ -11,7 +11,8 @@ use crate::process::memory::ProcessMemory;
 use crate::process::mounts;
 use crate::process::{Process, check_proc};
 use crate::profile::{self, PermittedSamples};
-use crate::sys::{ptrace, ticks};
+use crate::sys::ptrace;
+use crate::ticks;
 
 pub(super) fn checks() -> Vec<Check> {
     vec![

@@ -20,7 +20,7 @@ use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
 use crate::process::tool::since_boot;
-use crate::sys::ticks;
+use crate::ticks;
 
 /// Returns the arenas that are mapped into a process.
 pub(crate) fn find(memory: &ProcessMemory, maps: &[Mapping]) -> Vec<Arena> {

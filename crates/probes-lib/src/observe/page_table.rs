@@ -7,7 +7,7 @@ use crate::observe::layout::shared::{SharedLayout, validity};
 use crate::process::Process;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::seccomp::FilterWatch;
-use crate::sys::ticks;
+use crate::ticks;
 
 /// Bytes to write at offsets in the shared data, in this order.
 type SharedWrites = Vec<(u64, Vec<u8>)>;

@@ -26,7 +26,7 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::loaded_later::LoadedLater;
 use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
-use crate::sys::ticks::TickMeasurement;
+use crate::ticks::TickMeasurement;
 
 /// An observation that is installed in a process.
 pub(crate) struct ActiveObservation {

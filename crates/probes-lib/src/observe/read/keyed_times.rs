@@ -15,7 +15,7 @@ use crate::observe::read::keyed_values::RecordedHistograms;
 use crate::observe::read::keys::Key;
 use crate::observe::read::times::Times;
 use crate::observe::read::values::ValueHistogram;
-use crate::sys::ticks::TickMeasurement;
+use crate::ticks::TickMeasurement;
 
 /// How long pairs and calls took, by keys ([`Observation::time_by`](crate::Observation::time_by)). Each time is counted
 /// once: for its key, or in [`other`](KeyedTimes::other) or [`untyped`](KeyedTimes::untyped).

@@ -328,8 +328,8 @@ mod tests {
     use crate::observe::read::keyed_values::KeyedHistograms;
     use crate::observe::read::values::ValueHistogram;
     use crate::select::Selector;
-    use crate::sys::ticks::TickMeasurement;
     use crate::testing::{RecordedData, program_with_arguments};
+    use crate::ticks::TickMeasurement;
 
     #[test]
     fn hits_of_processes_add_up_or_are_distinguished() {

@@ -15,7 +15,7 @@ use crate::observe::plan::PlannedPair;
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
-use crate::sys::ticks::TickMeasurement;
+use crate::ticks::TickMeasurement;
 
 /// At least so many events have to seem to move between threads: exceptions and threads that exit also leave single
 /// starts and stops.

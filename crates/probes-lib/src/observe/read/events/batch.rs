@@ -6,7 +6,7 @@ use super::{Event, Events};
 use crate::error::Result;
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
-use crate::sys::ticks::Clock;
+use crate::ticks::Clock;
 
 /// The hits of one reading, decoded one after the other: for programs that look at millions of them a second, and keep
 /// none. [`Event::clone`] keeps one. Hits that are left when it is dropped are lost, and not counted;

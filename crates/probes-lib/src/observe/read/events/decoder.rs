@@ -16,7 +16,7 @@ use crate::observe::read::ring::word;
 use crate::observe::read::value::{CustomKind, RecordedArgument};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
-use crate::sys::ticks::Clock;
+use crate::ticks::Clock;
 
 /// How many kinds of custom blocks are remembered at most: more than any program has.
 const MAX_KINDS: usize = 1024;
@@ -326,8 +326,8 @@ pub(super) mod tests {
     use crate::observe::role::ArgumentSource;
     use crate::select::Selector;
     use crate::select::function::FunctionSelector;
-    use crate::sys::ticks::TickMeasurement;
     use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
+    use crate::ticks::TickMeasurement;
 
     const AGAIN: LoadBias = LoadBias(0x1000_0000);
 

@@ -17,7 +17,7 @@ use crate::observe::plan::{ObservationPlan, PlannedPoint};
 use crate::observe::read::ring::{Heads, Records, Rings, word};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
-use crate::sys::ticks::Clock;
+use crate::ticks::Clock;
 
 /// The shortest time between two readings of the mappings, once [`STARTUP_TIME`] is over.
 const MIN_RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -348,8 +348,8 @@ mod tests {
         function, plan, plan_of_functions, record_of,
     };
     use crate::select::Selector;
-    use crate::sys::ticks::TickMeasurement;
     use crate::testing::RecordedData;
+    use crate::ticks::TickMeasurement;
 
     const BASE: LiveAddr = LiveAddr(0x10_0000);
 

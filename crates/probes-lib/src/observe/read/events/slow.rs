@@ -77,7 +77,7 @@ mod tests {
     use crate::observe::read::events::decoder::tests::{function, plan_of_functions};
     use crate::observe::read::value::Value;
     use crate::process::Process;
-    use crate::sys::ticks::TickMeasurement;
+    use crate::ticks::TickMeasurement;
 
     #[test]
     fn slow_timed_calls_are_slow_pairs() {

@@ -13,7 +13,7 @@ use super::super::filter::tests::{
 };
 use super::*;
 use crate::address::PAGE;
-use crate::sys::ticks;
+use crate::ticks;
 
 /// Where the record is.
 const RECORD: u64 = RUNTIMES + 0x800;

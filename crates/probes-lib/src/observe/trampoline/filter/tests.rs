@@ -38,7 +38,7 @@ use crate::observe::trampoline::at_point::SavedAt;
 use crate::observe::trampoline::stack_room::RED_ZONE;
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
-use crate::sys::ticks;
+use crate::ticks;
 
 /// Where the code is, after the address of the shared data.
 pub(in super::super) const CODE: u64 = 0x10_0000_0000;
