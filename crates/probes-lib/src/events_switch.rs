@@ -32,12 +32,13 @@ use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;
 use crate::runtime_events::ring_file::RingFile;
-use crate::runtime_events::{OCAML_5_SYMBOL, OCAML_SYMBOL, known_names_of_process, ring_mapping};
+use crate::runtime_events::{OCAML_SYMBOL, known_names_of_process, ring_mapping};
 use crate::select::function::FunctionSelector;
+use crate::select::function::OCAML_5_SYMBOL;
 use crate::site::RET;
 use crate::stacks::domain::{Domains, INTERRUPTED};
-use crate::sys::ticks;
 use crate::target::Target;
+use crate::ticks;
 
 /// The function that gets the trampoline: its first call switches events on.
 const POLL: &str = "caml_handle_gc_interrupt";

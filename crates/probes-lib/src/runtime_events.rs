@@ -36,8 +36,9 @@ use crate::process::Process;
 use crate::process::image::open_executable;
 use crate::process::maps::{DELETED, Mapping, read_maps};
 use crate::process::objects::elf_of;
+use crate::select::function::OCAML_5_SYMBOL;
 use crate::select::glob::Glob;
-use crate::sys::ticks;
+use crate::ticks;
 
 use self::header::{HEADER_LEN, Header};
 use self::names::Names;
@@ -53,9 +54,6 @@ pub use self::item::{CustomBytes, RuntimeEventKind, UserValue};
 pub use self::pauses::{DomainPauses, GcPause, GcPauses, PausePhase};
 pub use self::requests::DomainRequests;
 pub use self::selected::{RuntimeEventGroup, RuntimeEventName, SelectedEntry, SelectedEvents};
-
-/// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4.
-pub(crate) const OCAML_5_SYMBOL: &str = "caml_init_domains";
 
 /// A function of the runtime of every OCaml.
 pub(crate) const OCAML_SYMBOL: &str = "caml_garbage_collection";

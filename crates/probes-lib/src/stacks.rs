@@ -13,7 +13,9 @@
 
 pub(crate) mod domain;
 mod known;
+mod memory;
 mod name;
+mod report;
 #[cfg(test)]
 mod tests;
 mod thread;
@@ -38,13 +40,15 @@ use crate::process::memory::ProcessMemory;
 use crate::process::{Process, denial};
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::trace::tracer::with_tracer;
-use crate::unwind::memory::{CachedPages, StackMemory};
+use crate::unwind::memory::CachedPages;
 use crate::unwind::registers::FrameRegisters;
 use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
 use domain::Domains;
 use known::{KnownStacks, RecordedReads};
+use memory::{LimitedMemory, OnlyCode};
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
+pub use report::{HitStack, StackReport, ThreadStack, ThreadState};
 use thread::{KernelEntry, Moment};
 pub(crate) use thread::{Slices, SwitchCounts, ThreadFiles, monotonic_now};
 pub use wait::{SystemCall, WaitsFor};
@@ -63,9 +67,6 @@ pub(crate) fn files_pause(check: Duration) -> Duration {
 
 /// The number that the kernel stores for a thread that is in no system call.
 const NO_SYSTEM_CALL: u64 = u64::MAX;
-
-/// How many words are read, at most, to complete a stack that was copied: those of about 1,000 frames.
-const MAX_READS: u32 = 1 << 12;
 
 /// How many words of the outermost copied frames have to be unchanged when the rest is read.
 const MAX_CHECKED: usize = 2;
@@ -102,149 +103,6 @@ pub struct Stacks {
     next_check: Instant,
 }
 
-/// The frames of a hit.
-///
-/// ```no_run
-/// use probes_lib::{Observation, Options, Selector, Stacks, Target};
-///
-/// let observation = Observation::new().watch(Selector::name("req_start")).with_stacks();
-/// let mut observer = Target::open(4242)?.observe(&observation, Options::default())?;
-/// let mut stacks = Stacks::of_process(4242)?;
-/// for copied in observer.events()?.events.iter().filter_map(|event| event.stack.as_ref()) {
-///     let stack = stacks.of_hit(copied);
-///     println!("{} frames: {}", stack.frames.len(), stack.end);
-/// }
-/// # Ok::<(), probes_lib::Error>(())
-/// ```
-#[derive(Clone, Debug)]
-pub struct HitStack {
-    /// The innermost, that of the point, first.
-    pub frames: Vec<Arc<StackFrame>>,
-    /// Why there are no more.
-    pub end: StackEnd,
-    /// Whether a frame was found by searching the stack, because a register was not known.
-    pub is_guessed: bool,
-}
-
-impl HitStack {
-    /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
-    pub fn is_complete(&self) -> bool {
-        self.end == StackEnd::Outermost && !self.is_guessed
-    }
-}
-
-/// What all threads did when they were read.
-///
-/// ```no_run
-/// let report = probes_lib::Stacks::of_process(4242)?.read(false)?;
-/// println!("{} threads", report.threads.len());
-/// if let Some(time) = report.stopped {
-///     println!("stopped for {time:?}");
-/// }
-/// if let Some(why) = &report.not_stopped {
-///     println!("some frames are missing: {why}");
-/// }
-/// # Ok::<(), probes_lib::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct StackReport {
-    /// In the order of their ids, the main thread first.
-    pub threads: Vec<ThreadStack>,
-    /// How long the process was stopped, if it was: for threads that run, and blocked ones whose frames cannot all be
-    /// found without their registers.
-    pub stopped: Option<Duration>,
-    /// Why it could not be stopped, if it had to be. Threads that run have no frames then, and blocked ones those that
-    /// were found without their registers.
-    pub not_stopped: Option<Error>,
-}
-
-/// What a thread did.
-///
-/// [`Stacks`] has an example.
-#[derive(Clone, Debug)]
-pub struct ThreadStack {
-    /// Its id.
-    pub tid: i32,
-    /// Its name, as the kernel has it (prctl(2), `PR_SET_NAME`).
-    pub name: String,
-    /// What it is for the runtime of OCaml, as far as its outermost frames tell.
-    pub role: ThreadRole,
-    /// The domain of OCaml 5 that it belongs to, by the number that [`RuntimeEvents`](crate::RuntimeEvents) have, too: 0 is that of the main
-    /// thread, and later domains get the number of one that has ended. `None` if it belongs to none, or nothing tells: the program is stripped, or
-    /// the C library is another than glibc.
-    pub domain: Option<u32>,
-    /// What it was doing.
-    pub state: ThreadState,
-    /// The function of the kernel that it waits in (`/proc/PID/task/TID/wchan`), if the kernel says.
-    pub kernel_function: Option<String>,
-    /// Its frames, the innermost first.
-    pub frames: Vec<Arc<StackFrame>>,
-    /// Why there are no more; `None` if its frames were not read: it was running.
-    pub end: Option<StackEnd>,
-    /// Whether a frame was found by searching the stack, because a register was not known.
-    pub is_guessed: bool,
-}
-
-/// What a thread was doing.
-///
-/// ```no_run
-/// use probes_lib::{Stacks, ThreadState, WaitsFor};
-///
-/// for thread in Stacks::of_process(4242)?.read(true)?.threads {
-///     match thread.state {
-///         ThreadState::Blocked { waits_for: Some(WaitsFor::Futex { address }), .. } => println!("lock {address}"),
-///         ThreadState::Blocked { call, .. } => println!("{}", call.name().unwrap_or("?")),
-///         other => println!("{other}"),
-///     }
-/// }
-/// # Ok::<(), probes_lib::Error>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ThreadState {
-    /// It was executing, or was about to.
-    Running,
-    /// It waits in a system call.
-    Blocked {
-        /// Which.
-        call: SystemCall,
-        /// What it waits for, if the system call says.
-        waits_for: Option<WaitsFor>,
-    },
-    /// It waits in the kernel, but not in a system call: for a page of memory, for example.
-    Waiting,
-    /// It is stopped by a signal or a debugger.
-    Stopped,
-    /// The cgroup freezer keeps it from running, whatever it waited for before.
-    Frozen,
-}
-
-impl std::fmt::Display for ThreadState {
-    /// Continues a sentence that begins with the thread and "is".
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ThreadState::Running => f.write_str("running"),
-            ThreadState::Waiting => f.write_str("waiting in the kernel"),
-            ThreadState::Stopped => f.write_str("stopped"),
-            ThreadState::Frozen => f.write_str("frozen (cgroup freezer)"),
-            ThreadState::Blocked { call, waits_for } => {
-                write!(f, "blocked in {call}")?;
-                match waits_for {
-                    Some(waits_for) => write!(f, ", waits for {waits_for}"),
-                    None => Ok(()),
-                }
-            }
-        }
-    }
-}
-
-impl ThreadStack {
-    /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
-    pub fn is_complete(&self) -> bool {
-        self.end == Some(StackEnd::Outermost) && !self.is_guessed
-    }
-}
-
 /// A thread that was read, before its frames are named.
 struct ThreadReading {
     tid: i32,
@@ -253,53 +111,6 @@ struct ThreadReading {
     state: ThreadState,
     kernel_function: Option<String>,
     stack: Option<Arc<RawStack>>,
-}
-
-/// The memory of a process, of which only code can be read.
-struct OnlyCode<'m> {
-    ranges: Vec<Range<u64>>,
-    pages: CachedPages<'m, ProcessMemory>,
-}
-
-impl<'m> OnlyCode<'m> {
-    fn of(unwinder: &Unwinder, memory: &'m ProcessMemory) -> OnlyCode<'m> {
-        OnlyCode {
-            ranges: unwinder.code().collect(),
-            pages: CachedPages::new(memory),
-        }
-    }
-}
-
-impl StackMemory for OnlyCode<'_> {
-    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
-        let end = at.checked_add(bytes.len() as u64)?;
-        let mut ranges = self.ranges.iter();
-        let is_code = ranges.any(|range| range.start <= at && end <= range.end);
-        is_code.then(|| self.pages.read(at, bytes))?
-    }
-}
-
-/// Memory of which only so much is read.
-struct LimitedMemory<M> {
-    memory: M,
-    /// How often it may still be read.
-    left: u32,
-}
-
-impl<M> LimitedMemory<M> {
-    fn of(memory: M) -> LimitedMemory<M> {
-        LimitedMemory {
-            memory,
-            left: MAX_READS,
-        }
-    }
-}
-
-impl<M: StackMemory> StackMemory for LimitedMemory<M> {
-    fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
-        self.left = self.left.checked_sub(1)?;
-        self.memory.read(at, bytes)
-    }
 }
 
 /// What a thread does now, as [`Stacks::look`] finds it.

@@ -6,6 +6,9 @@ use std::str::FromStr;
 use crate::address::LiveAddr;
 use crate::select::glob::Glob;
 
+/// A function of the runtime of OCaml 5, in all its versions, and not of OCaml 4 (runtime/domain.c).
+pub(crate) const OCAML_5_SYMBOL: &str = "caml_init_domains";
+
 /// Selects functions of a program.
 ///
 /// ```
