@@ -403,20 +403,25 @@ impl Error {
         matches!(self.denial(), Some(Denial::BeingChanged { .. }))
     }
 
+    /// Whether the process changed its mappings, or another one its probes, during each attempt.
+    pub(crate) fn keeps_changing(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Process(ProcessError::KeepsChanging))
+    }
+
     /// Whether the same call may succeed in a moment: a [stop timeout](Error::is_stop_timeout),
     /// [`ProcessError::KeepsChanging`], [`ObserveError::CallUnfinished`], [`SystemError::NoThread`],
     /// [`Denial::BeingChanged`], [`Denial::Traced`], or [`Denial::FollowedByOtherUser`].
     pub fn is_transient(&self) -> bool {
         self.is_stop_timeout()
             || self.is_being_updated()
+            || self.keeps_changing()
             || matches!(
                 self.denial(),
                 Some(Denial::Traced { .. } | Denial::FollowedByOtherUser { .. })
             )
             || matches!(
                 self.kind(),
-                ErrorKind::Process(ProcessError::KeepsChanging)
-                    | ErrorKind::Observe(ObserveError::CallUnfinished)
+                ErrorKind::Observe(ObserveError::CallUnfinished)
                     | ErrorKind::System(SystemError::NoThread { .. })
             )
     }

@@ -92,7 +92,7 @@ impl Process {
                 dir,
                 stop_time: StopTime::default(),
             }),
-            Err(Errno::ENOENT | Errno::ESRCH) => Err(gone()),
+            Err(errno) if is_gone(errno) => Err(gone()),
             Err(errno) => Err(Error::of_file(
                 &path,
                 FileError::Open {
@@ -487,7 +487,7 @@ impl ThreadList {
             let entry = match entry {
                 Ok(entry) => entry,
                 // The directory of a process that has just exited.
-                Err(Errno::ENOENT | Errno::ESRCH) => break,
+                Err(errno) if is_gone(errno) => break,
                 Err(errno) => return Err(errno.into()),
             };
             if let Some(tid) = entry.file_name().to_str().ok().and_then(|s| s.parse().ok()) {
@@ -500,10 +500,14 @@ impl ThreadList {
 
 /// Returns whether opening or reading failed because there is no such process or thread any more.
 pub(crate) fn is_task_gone(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error().map(Errno::from_raw),
-        Some(Errno::ENOENT | Errno::ESRCH)
-    )
+    error
+        .raw_os_error()
+        .is_some_and(|errno| is_gone(Errno::from_raw(errno)))
+}
+
+/// Same as [`is_task_gone`], for a failed system call.
+fn is_gone(errno: Errno) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ESRCH)
 }
 
 /// Returns the command name of a process, for messages; `?` if it cannot be read.

@@ -100,7 +100,6 @@ pub struct ProbeTable {
     path: PathBuf,
     build_id: Option<BuildId>,
     linking: Linking,
-    entry: FileAddr,
     segments: Vec<Segment>,
     probes: Vec<ProbeEntry>,
     sites: Vec<SiteEntry>,
@@ -168,7 +167,6 @@ impl ProbeTable {
             path: elf.path().to_owned(),
             build_id: elf.build_id(),
             linking: elf.linking(),
-            entry: elf.entry(),
             segments,
             probes: Vec::new(),
             sites: found.sites,
@@ -348,10 +346,6 @@ impl ProbeTable {
     /// Returns whether the file is position independent.
     pub fn linking(&self) -> Linking {
         self.linking
-    }
-
-    pub(crate) fn entry(&self) -> FileAddr {
-        self.entry
     }
 
     pub(crate) fn segments(&self) -> &[Segment] {

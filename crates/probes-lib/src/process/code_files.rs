@@ -16,11 +16,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::address::LoadBias;
 use crate::elf::table::NOTE_SECTION;
 use crate::elf::{ElfFile, Segment};
-use crate::error::{Error, MemoryError, Operation, ProcessError, Result};
+use crate::error::{Error, Operation, ProcessError, Result};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::denial;
-use crate::process::image::{id_of_executable, open_executable, read_auxv};
+use crate::process::image::{bias_of_executable, id_of_executable, open_executable, read_auxv};
 use crate::process::load_bias;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -240,21 +240,6 @@ impl CodeFiles {
 
 fn segments(elf: &ElfFile) -> Vec<Segment> {
     elf.loaded().collect()
-}
-
-fn bias_of_executable(
-    process: &Process,
-    elf: &ElfFile,
-    file: FileId,
-    auxv: &[u8],
-    maps: &[Mapping],
-) -> Result<LoadBias> {
-    let is_file = |mapping: &Mapping| file.is_of(mapping);
-    let (linking, entry) = (elf.linking(), elf.entry());
-    load_bias::of_executable(linking, entry, &segments(elf), auxv, maps, is_file).ok_or_else(|| {
-        let object = elf.path().to_owned();
-        Error::of_process(process.pid(), MemoryError::UnknownLoadBias { object })
-    })
 }
 
 /// Reads the vDSO, which is an ELF file in memory.

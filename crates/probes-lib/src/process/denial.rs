@@ -9,7 +9,7 @@ use nix::unistd::{Uid, User, geteuid};
 
 use crate::error::{Denial, Error, Operation, ProcessError};
 use crate::process::status::Status;
-use crate::process::{Process, is_task_gone, name_of};
+use crate::process::{Process, is_gone, is_task_gone, name_of};
 use crate::sys::ptrace;
 
 /// The name of our threads that trace a process for a short time only.
@@ -31,7 +31,7 @@ pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Er
             _ if process.has_exited() => Error::of_process(pid, ProcessError::Exited),
             denial => Error::of_process(pid, ProcessError::Denied { operation, denial }),
         },
-        Errno::ENOENT | Errno::ESRCH => Error::of_process(pid, ProcessError::Exited),
+        _ if is_gone(errno) => Error::of_process(pid, ProcessError::Exited),
         _ => Error::of_call(pid, operation, errno.into()),
     }
 }

@@ -143,7 +143,7 @@ impl Image {
         let mut objects = Vec::with_capacity(1 + others.len());
         if let Some((elf, table)) = known {
             objects.push(Object {
-                bias: bias_of_executable(process, &table, executable, &auxv, &maps)?,
+                bias: bias_of_executable(process, &elf, executable, &auxv, &maps)?,
                 table,
                 elf,
                 file: executable,
@@ -252,17 +252,8 @@ impl Image {
         }
         let (_, file) = open_executable(process).ok()?;
         let elf = ElfFile::read(file, self.program.path().to_owned()).ok()?;
-        let segments: Vec<_> = elf.loaded().collect();
         let maps = read_maps(process).ok()?;
-        let is_file = |mapping: &Mapping| self.executable.is_of(mapping);
-        let bias = load_bias::of_executable(
-            elf.linking(),
-            elf.entry(),
-            &segments,
-            &self.auxv,
-            &maps,
-            is_file,
-        )?;
+        let bias = bias_of_executable(process, &elf, self.executable, &self.auxv, &maps).ok()?;
         Some((elf, bias))
     }
 
@@ -479,28 +470,25 @@ fn error_without_probes(mut unreadable: Vec<UnreadableObject>, mut no_probes: Er
     no_probes
 }
 
-fn bias_of_executable(
+/// Returns the load bias of the executable of a process, which is this `file`.
+///
+/// # Errors
+///
+/// [`MemoryError::UnknownLoadBias`].
+pub(crate) fn bias_of_executable(
     process: &Process,
-    table: &ProbeTable,
+    elf: &ElfFile,
     file: FileId,
     auxv: &[u8],
     maps: &[Mapping],
 ) -> Result<LoadBias> {
-    let bias = load_bias::of_executable(
-        table.linking(),
-        table.entry(),
-        table.segments(),
-        auxv,
-        maps,
-        |mapping| file.is_of(mapping),
-    );
+    let segments: Vec<_> = elf.loaded().collect();
+    let is_file = |mapping: &Mapping| file.is_of(mapping);
+    let (linking, entry) = (elf.linking(), elf.entry());
+    let bias = load_bias::of_executable(linking, entry, &segments, auxv, maps, is_file);
     bias.ok_or_else(|| {
-        Error::of_process(
-            process.pid(),
-            MemoryError::UnknownLoadBias {
-                object: table.path().to_owned(),
-            },
-        )
+        let object = elf.path().to_owned();
+        Error::of_process(process.pid(), MemoryError::UnknownLoadBias { object })
     })
 }
 

@@ -1,7 +1,7 @@
 //! Reads the states of all probes of a running process, and reads them again if the process may have changed during
 //! the reading.
 
-use crate::error::{Error, ErrorKind, ProcessError, Result};
+use crate::error::{Error, ProcessError, Result};
 use crate::memory::shadow::Shadowed;
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
@@ -39,11 +39,7 @@ impl<F: Fn(ProcessMemory, &[Mapping]) -> ObservedMemory> StatesReader<'_, F> {
             match opened.while_nothing_unloads(|| self.read_until_consistent()) {
                 // An object has just been unloaded or loaded.
                 Err(error) if opened.is_unloaded(&error) => {}
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        ErrorKind::Process(ProcessError::KeepsChanging)
-                    ) => {}
+                Err(error) if error.keeps_changing() => {}
                 done => return done,
             }
         }

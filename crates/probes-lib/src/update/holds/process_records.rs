@@ -12,8 +12,7 @@ use nix::unistd::geteuid;
 use crate::address::LiveAddr;
 use crate::error::{ToolProcess, is_shortage};
 use crate::memory::ReadMemory;
-use crate::process::load_bias::auxv_value;
-use crate::process::memory::ProcessMemory;
+use crate::process::memory::{ProcessMemory, random_bytes_at};
 use crate::process::status;
 use crate::process::tool::{own_namespace, since_boot};
 use crate::process::{Process, is_task_gone};
@@ -22,9 +21,6 @@ use crate::update::holds::record::{
     self, EntryOutcome, Held, HolderRecord, ParsedRecord, ProcessKey,
 };
 use crate::update::holds::{HeldProbe, Holder};
-
-/// `AT_RANDOM` of getauxval(3): "The address of sixteen bytes containing a random value."
-const AT_RANDOM: u64 = 25;
 
 /// How often, and after which pause, the record of a dying holder is read again: the kernel may release its
 /// update lock some microseconds before the lock of its record. That many times for all records together: there may be
@@ -40,10 +36,9 @@ impl ProcessKey {
     pub(super) fn of(process: &Process) -> io::Result<ProcessKey> {
         let unknown = || io::Error::other("the process cannot be distinguished from others");
         let (pid, start, namespace) = names_of(process)?;
-        let auxv = process.read_of_living_thread("auxv")?;
-        let at = auxv_value(&auxv, AT_RANDOM).ok_or_else(unknown)?;
+        let at = random_bytes_at(process)?.ok_or_else(unknown)?;
         let mut random = [0; 16];
-        ProcessMemory::open(process, OFlag::O_RDONLY)?.read(LiveAddr(at), &mut random)?;
+        ProcessMemory::open(process, OFlag::O_RDONLY)?.read(at, &mut random)?;
         Ok(ProcessKey {
             pid,
             start,
