@@ -145,32 +145,8 @@ impl Launch {
                 options,
                 allow_missing_names: !needs_probes,
             };
-            let Ready {
-                stopped,
-                mut report,
-                ..
-            } = set_up.run()?;
-            // On an error, dropping `stopped` kills the program, and dropping `spawned` reaps it.
-            let observer = if at_launch.is_some() || report.code_digest == CodeDigest::Pending {
-                let target = if needs_probes {
-                    Target::open(report.pid)?
-                } else {
-                    Target::open_any(report.pid)?
-                };
-                let patched = Patched {
-                    tracer,
-                    at_exec: &at_exec,
-                    image: &*target.opened.current_image()?,
-                    memory: &target.opened.unshadowed_memory()?,
-                    options,
-                };
-                let installed = patched.release(at_launch, stopped, &mut report)?;
-                installed.map(|installed| Observer::of(target.clone(), installed, options))
-            } else {
-                stopped.release();
-                None
-            };
-            Ok((report, observer))
+            // On an error, dropping what is stopped kills the program, and dropping `spawned` reaps it.
+            release(set_up.run()?, &set_up, at_launch)
         });
         let (report, observer) =
             launched.map_err(|error| error_of_launch(error, program, file.as_deref()))?;
@@ -184,6 +160,39 @@ impl Launch {
             observer,
         })
     }
+}
+
+/// Lets a program run whose probes are set, and begins to observe it, if it is to be observed.
+fn release(
+    ready: Ready<'_>,
+    set_up: &SetUp<'_>,
+    at_launch: Option<AtLaunch>,
+) -> Result<(Report, Option<Observer>)> {
+    let Ready {
+        stopped,
+        mut report,
+        ..
+    } = ready;
+    if at_launch.is_none() && report.code_digest != CodeDigest::Pending {
+        stopped.release();
+        return Ok((report, None));
+    }
+    let target = if set_up.allow_missing_names {
+        Target::open_any(report.pid)?
+    } else {
+        Target::open(report.pid)?
+    };
+    let options = set_up.options;
+    let patched = Patched {
+        tracer: set_up.tracer,
+        at_exec: set_up.at_exec,
+        image: &*target.opened.current_image()?,
+        memory: &target.opened.unshadowed_memory()?,
+        options,
+    };
+    let installed = patched.release(at_launch, stopped, &mut report)?;
+    let observer = installed.map(|installed| Observer::of(target.clone(), installed, options));
+    Ok((report, observer))
 }
 
 /// A program that was started with its probes set, and runs.

@@ -68,15 +68,13 @@ impl Header {
         let (headers_len, data_len) = (domains * RING_HEADER_LEN, domains * ring_len);
         let names_len = USER_EVENTS * NAME_LEN;
         let mut end = HEADER_LEN as u64;
+        let names_at = (names_at != 0).then_some(names_at);
         let parts = [
             ("headers of rings", headers_at, headers_len),
             ("rings", data_at, data_len),
-            ("names", names_at, names_len),
         ];
-        for (what, at, len) in parts {
-            if at == 0 && what == "names" {
-                break;
-            }
+        let names = names_at.map(|at| ("names", at, names_len));
+        for (what, at, len) in parts.into_iter().chain(names) {
             let is_within = at.checked_add(len).is_some_and(|end| end <= file_len);
             if at < end || at % 8 != 0 || !is_within {
                 return Err(format!("its {what} are at {at:#x}, in {file_len} bytes"));
@@ -88,7 +86,7 @@ impl Header {
             ring_words,
             headers_at,
             data_at,
-            names_at: (names_at != 0).then_some(names_at),
+            names_at,
         })
     }
 }

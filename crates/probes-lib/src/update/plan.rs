@@ -241,34 +241,7 @@ impl PlanInputs<'_> {
         before: &Snapshot,
         draft: &mut Draft,
     ) -> Result<PlannedChange> {
-        let write = |index: usize| {
-            let at = self.program.counter(index);
-            let old = before.counters[index];
-            let new = choice.counter_change.new_counter(old, at);
-            let name = || probe.name().to_owned();
-            let new = new.ok_or_else(|| ProbeError::CounterFull { name: name() })?;
-            Ok(CounterWrite {
-                index,
-                at,
-                old,
-                new,
-            })
-        };
-        let writes: Vec<CounterWrite> = probe.semaphores().map(write).collect::<Result<_>>()?;
-        let old = || writes.iter().map(|write| write.old);
-        let new = || writes.iter().map(|write| write.new);
-        let enable = new().any(|one| one > 0);
-        if matches!(choice.counter_change, CounterChange::Count(_))
-            && enable
-            && new().any(|one| one == 0)
-        {
-            return Err(ProbeError::UnequalCounters {
-                name: probe.name().to_owned(),
-                smallest: old().min().unwrap_or(0),
-                largest: old().max().unwrap_or(0),
-            }
-            .into());
-        }
+        let writes = self.counter_writes(probe, choice, before)?;
         // Of each counter by itself: an undo may disable the sites of one object, and leave those of another enabled.
         let order_of = |write: &CounterWrite| WriteOrder {
             stage: choice.stage,
@@ -294,8 +267,8 @@ impl PlanInputs<'_> {
         let change = PlannedChange {
             probe: probe.id(),
             stage: choice.stage,
-            before: old().min().unwrap_or(0),
-            after: new().min().unwrap_or(0),
+            before: writes.iter().map(|it| it.old).min().unwrap_or(0),
+            after: writes.iter().map(|it| it.new).min().unwrap_or(0),
             added: writes.iter().map(added).collect(),
             sites,
         };
@@ -305,6 +278,42 @@ impl PlanInputs<'_> {
             of_order.extend((write.new != write.old).then_some(write));
         }
         Ok(change)
+    }
+
+    /// Returns the new values of the counters of a probe, also of those that stay the same.
+    fn counter_writes(
+        &self,
+        probe: MergedProbe<'_>,
+        choice: &Choice,
+        before: &Snapshot,
+    ) -> Result<Vec<CounterWrite>> {
+        let name = || probe.name().to_owned();
+        let write = |index: usize| {
+            let at = self.program.counter(index);
+            let old = before.counters[index];
+            let new = choice.counter_change.new_counter(old, at);
+            let new = new.ok_or_else(|| ProbeError::CounterFull { name: name() })?;
+            Ok(CounterWrite {
+                index,
+                at,
+                old,
+                new,
+            })
+        };
+        let writes: Vec<CounterWrite> = probe.semaphores().map(write).collect::<Result<_>>()?;
+        let stays_enabled = writes.iter().any(|it| it.new > 0);
+        let is_one_disabled = writes.iter().any(|it| it.new == 0);
+        let is_counted = matches!(choice.counter_change, CounterChange::Count(_));
+        if is_counted && stays_enabled && is_one_disabled {
+            let old = || writes.iter().map(|it| it.old);
+            return Err(ProbeError::UnequalCounters {
+                name: name(),
+                smallest: old().min().unwrap_or(0),
+                largest: old().max().unwrap_or(0),
+            }
+            .into());
+        }
+        Ok(writes)
     }
 
     /// Returns the opcodes to change, by address.
