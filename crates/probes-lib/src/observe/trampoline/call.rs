@@ -45,7 +45,7 @@ use slots::{find_other_slot, find_slot, take_slot};
 use super::SAVED_IF_TIMED;
 use super::at_point::PointContext;
 use super::callers;
-use super::emit::{at_address, load, offset, unless_in_range, word_at};
+use super::emit::{at_address, load, offset, time, unless_in_range, word_at};
 use super::filter;
 use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
@@ -306,9 +306,7 @@ fn write_record(
     if let Some(reported) = reported {
         slow_call::keep(a, reported, context)?;
     }
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rax, rdx)?;
+    time(a, rax)?;
     a.mov(word_at(rcx, call_slot::TIME), rax)?;
     a.mov(word_at(rcx, call_slot::FRAME), rsi)?;
     Ok(())
@@ -331,9 +329,7 @@ fn exit(
     let mut ended = a.create_label();
     let mut outer = a.create_label();
     let mut none = a.create_label();
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.lea(r8, qword_ptr(rdx + rax))?;
+    time(a, r8)?;
     find_slot(a, role, shared, over)?;
     a.je(found)?;
     find_other_slot(a, layout, found)?;

@@ -18,9 +18,20 @@ pub(super) fn find_shared_and_time(
     pointers: &Pointers,
 ) -> Result<(), IcedError> {
     load(a, rbx, pointers.shared)?;
+    time(a, rsi)
+}
+
+/// Emits the code that reads the time into a register. Uses rax and rdx.
+pub(super) fn time(a: &mut CodeAssembler, to: AsmRegister64) -> Result<(), IcedError> {
     a.rdtsc()?;
     a.shl(rdx, 32)?;
-    a.lea(rsi, qword_ptr(rdx + rax))
+    if to == rax {
+        a.or(rax, rdx)
+    } else if to == rdx {
+        a.or(rdx, rax)
+    } else {
+        a.lea(to, qword_ptr(rdx + rax))
+    }
 }
 
 /// Emits the code that goes to `over` unless the time in `time`, which it changes, is in the range of those that are

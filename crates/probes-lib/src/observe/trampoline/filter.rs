@@ -16,7 +16,7 @@ use iced_x86::code_asm::{
 use iced_x86::{IcedError, Register};
 
 use super::at_point::{PointContext, low};
-use super::emit::{load, offset};
+use super::emit::{load, offset, time};
 use super::readable::{check_validity, unless_kernel_reads, unless_listed, unless_of_values};
 use super::{SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister};
 use crate::address::PAGE;
@@ -159,9 +159,7 @@ fn find_pages(a: &mut CodeAssembler, context: PointContext) -> Result<(), IcedEr
     if context.layout.value_pages != ValuePages::TableOfObserver {
         return Ok(());
     }
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rdx, rax)?;
+    time(a, rdx)?;
     check_validity(a, context.layout, [rdx, rax])?;
     a.jb(is_valid)?;
     // Nothing can be read.
@@ -181,9 +179,7 @@ fn unless_valid(
         a.test(rbx, rbx)?;
         return a.je(untyped);
     }
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rdx, rax)?;
+    time(a, rdx)?;
     check_validity(a, context.layout, [rdx, rax])?;
     a.jae(untyped)
 }

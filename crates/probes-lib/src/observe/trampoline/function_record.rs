@@ -20,7 +20,7 @@ use iced_x86::code_asm::{
 
 use super::SAVED_IF_TIMED;
 use super::at_point::PointContext;
-use super::emit::{load, locked_increment, word_at};
+use super::emit::{load, locked_increment, time, word_at};
 use super::fields::FieldCopies;
 use super::filter;
 use super::readable::{unless_kernel_reads, unless_readable, unless_valid_at_record};
@@ -87,9 +87,7 @@ pub(super) fn code(
         sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
     }
     load(&mut a, rbx, pointers.shared)?;
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.lea(rsi, qword_ptr(rdx + rax))?;
+    time(&mut a, rsi)?;
     let point = watched.point | flag(what);
     record::begin(&mut a, point, function.is_from_start, pointers.layout)?;
     if let Some(stack) = function.exits_on {

@@ -95,88 +95,172 @@ pub(super) fn recording(
     pointers: &Pointers,
     tail: LiveAddr,
 ) -> Result<Vec<u8>, IcedError> {
-    let mut a = CodeAssembler::new(64)?;
-    let saved = saved_for(role);
-    let first_check = FirstCheck::of(role);
-    let registers = first_check.registers();
-    let (first, others): (Vec<SavedRegister>, Vec<SavedRegister>) =
-        saved.iter().partition(|(it, _)| registers.contains(it));
-    let (mut skipped, mut untyped) = (a.create_label(), a.create_label());
-    let context = |saved| PointContext {
-        saved,
-        saved_at: SavedAt::Copies,
-        pushed: PUSHED,
-        shared: pointers.shared,
-        layout: pointers.layout,
-    };
-    save(&mut a, &first)?;
-    match first_check {
-        FirstCheck::Filter(filter) => {
-            let context = context(filter::saved(filter));
-            filter::filter(&mut a, filter, context, skipped, untyped)?;
+    let mut hit = HitAssembler::new(role, pointers)?;
+    hit.save_and_check()?;
+    hit.count_and_time()?;
+    let fields = hit.record()?;
+    hit.restore()?;
+    hit.assemble(at, tail, fields)
+}
+
+/// Assembles the code that records a hit, part by part.
+struct HitAssembler<'r> {
+    a: CodeAssembler,
+    role: &'r Role,
+    pointers: &'r Pointers,
+    saved: &'static [SavedRegister],
+    first_check: FirstCheck<'r>,
+    /// The saved registers that the first check uses, and the others.
+    first: Vec<SavedRegister>,
+    others: Vec<SavedRegister>,
+    /// Where a hit continues that is not recorded, or for which the filter is untyped.
+    skipped: CodeLabel,
+    untyped: CodeLabel,
+    slow_paths: Vec<SlowPath>,
+}
+
+impl<'r> HitAssembler<'r> {
+    fn new(role: &'r Role, pointers: &'r Pointers) -> Result<HitAssembler<'r>, IcedError> {
+        let mut a = CodeAssembler::new(64)?;
+        let saved = saved_for(role);
+        let first_check = FirstCheck::of(role);
+        let registers = first_check.registers();
+        let (first, others) = saved.iter().partition(|(it, _)| registers.contains(it));
+        let (skipped, untyped) = (a.create_label(), a.create_label());
+        Ok(HitAssembler {
+            a,
+            role,
+            pointers,
+            saved,
+            first_check,
+            first,
+            others,
+            skipped,
+            untyped,
+            slow_paths: Vec::new(),
+        })
+    }
+
+    fn context(&self, saved: &'static [SavedRegister]) -> PointContext {
+        PointContext {
+            saved,
+            saved_at: SavedAt::Copies,
+            pushed: PUSHED,
+            shared: self.pointers.shared,
+            layout: self.pointers.layout,
         }
-        FirstCheck::Sample(every) => {
-            sampling::unless_chosen(&mut a, every, pointers.sampled, skipped)?;
+    }
+
+    /// Saves registers, and skips hits that are not recorded.
+    fn save_and_check(&mut self) -> Result<(), IcedError> {
+        save(&mut self.a, &self.first)?;
+        match self.first_check {
+            FirstCheck::Filter(filter) => {
+                let context = self.context(filter::saved(filter));
+                filter::filter(&mut self.a, filter, context, self.skipped, self.untyped)?;
+            }
+            FirstCheck::Sample(every) => {
+                let sampled = self.pointers.sampled;
+                sampling::unless_chosen(&mut self.a, every, sampled, self.skipped)?;
+            }
+            FirstCheck::None => {}
         }
-        FirstCheck::None => {}
+        save(&mut self.a, &self.others)
     }
-    save(&mut a, &others)?;
-    let mut slow_paths = Vec::new();
-    if role.chooses_records() {
-        // `RecordedHit` counts the chosen hits, last.
-    } else if role.may_be_untyped() {
-        let mut over = a.create_label();
-        slow_paths.extend(chosen::filter_and_count(
-            &mut a, role, pointers, saved, PUSHED, over,
-        )?);
-        a.set_label(&mut over)?;
-        a.nop()?;
-    } else if role.is_counted {
-        slow_paths.push(count::count_hit(&mut a, pointers.count, pointers.point)?);
-    }
-    if !role.ends.is_empty() {
-        pair::ends(&mut a, Ends::of(role), pointers, context(saved))?;
-    } else if role.reads_time() {
-        find_shared_and_time(&mut a, pointers)?;
-    }
-    let fields = match &role.watched {
-        Some(watched) => {
-            let now = RecordedHit {
+
+    /// Counts the hit, and begins or ends the events of pairs.
+    fn count_and_time(&mut self) -> Result<(), IcedError> {
+        let (role, pointers, saved) = (self.role, self.pointers, self.saved);
+        if role.chooses_records() {
+            // `RecordedHit` counts the chosen hits, last.
+        } else if role.may_be_untyped() {
+            let mut over = self.a.create_label();
+            self.slow_paths.extend(chosen::filter_and_count(
+                &mut self.a,
                 role,
-                watched,
+                pointers,
                 saved,
-                filter: (role.filter.as_deref())
-                    .filter(|_| !matches!(first_check, FirstCheck::Filter(_))),
-                sample: (watched.sample).filter(|_| !matches!(first_check, FirstCheck::Sample(_))),
-            };
-            now.emit(&mut a, pointers, context(saved), untyped, &mut slow_paths)?
+                PUSHED,
+                over,
+            )?);
+            self.a.set_label(&mut over)?;
+            self.a.nop()?;
+        } else if role.is_counted {
+            let slow_path = count::count_hit(&mut self.a, pointers.count, pointers.point)?;
+            self.slow_paths.push(slow_path);
         }
-        None => FieldCopies::default(),
-    };
-    restore(&mut a, &others)?;
-    if matches!(first_check, FirstCheck::Filter(_)) {
-        a.jmp(skipped)?;
-        a.set_label(&mut untyped)?;
-        a.add_instruction(locked_increment(pointers.untyped_locked)?)?;
+        if !role.ends.is_empty() {
+            let context = self.context(saved);
+            pair::ends(&mut self.a, Ends::of(role), pointers, context)?;
+        } else if role.reads_time() {
+            find_shared_and_time(&mut self.a, pointers)?;
+        }
+        Ok(())
     }
-    if !first.is_empty() {
-        a.set_label(&mut skipped)?;
+
+    /// Records the hit one by one, if the point is watched.
+    fn record(&mut self) -> Result<FieldCopies, IcedError> {
+        let Some(watched) = &self.role.watched else {
+            return Ok(FieldCopies::default());
+        };
+        let filters_first = matches!(self.first_check, FirstCheck::Filter(_));
+        let samples_first = matches!(self.first_check, FirstCheck::Sample(_));
+        let now = RecordedHit {
+            role: self.role,
+            watched,
+            saved: self.saved,
+            filter: self.role.filter.as_deref().filter(|_| !filters_first),
+            sample: watched.sample.filter(|_| !samples_first),
+        };
+        let context = self.context(self.saved);
+        let slow_paths = &mut self.slow_paths;
+        now.emit(
+            &mut self.a,
+            self.pointers,
+            context,
+            self.untyped,
+            slow_paths,
+        )
     }
-    restore(&mut a, &first)?;
-    a.emms()?;
-    let mut jump = a.create_label();
-    a.set_label(&mut jump)?;
-    a.db(&[NOP; JUMP_LEN])?;
-    for slow_path in slow_paths {
-        count::emit_slow_path(&mut a, pointers.count, slow_path)?;
+
+    /// Restores registers, also of hits that were skipped, and counts those for which the first filter is untyped.
+    fn restore(&mut self) -> Result<(), IcedError> {
+        restore(&mut self.a, &self.others)?;
+        if matches!(self.first_check, FirstCheck::Filter(_)) {
+            self.a.jmp(self.skipped)?;
+            self.a.set_label(&mut self.untyped)?;
+            let counted = locked_increment(self.pointers.untyped_locked)?;
+            self.a.add_instruction(counted)?;
+        }
+        if !self.first.is_empty() {
+            self.a.set_label(&mut self.skipped)?;
+        }
+        restore(&mut self.a, &self.first)?;
+        self.a.emms()
     }
-    fields.emit(&mut a, pointers.layout, pointers.shared)?;
-    let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-    let assembled = a.assemble_options(at.0, options)?;
-    let jump_at = assembled.label_ip(&jump)?;
-    let mut code = assembled.inner.code_buffer;
-    code[(jump_at - at.0) as usize..][..JUMP_LEN].copy_from_slice(&jump_to(tail, jump_at)?);
-    Ok(code)
+
+    /// Adds the jump to `tail`, and what is out of the way: slow paths and the copies of `fields`. Returns the code at `at`.
+    fn assemble(
+        mut self,
+        at: LiveAddr,
+        tail: LiveAddr,
+        fields: FieldCopies,
+    ) -> Result<Vec<u8>, IcedError> {
+        let a = &mut self.a;
+        let mut jump = a.create_label();
+        a.set_label(&mut jump)?;
+        a.db(&[NOP; JUMP_LEN])?;
+        for slow_path in self.slow_paths {
+            count::emit_slow_path(a, self.pointers.count, slow_path)?;
+        }
+        fields.emit(a, self.pointers.layout, self.pointers.shared)?;
+        let options = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let assembled = a.assemble_options(at.0, options)?;
+        let jump_at = assembled.label_ip(&jump)?;
+        let mut code = assembled.inner.code_buffer;
+        code[(jump_at - at.0) as usize..][..JUMP_LEN].copy_from_slice(&jump_to(tail, jump_at)?);
+        Ok(code)
+    }
 }
 
 fn save(a: &mut CodeAssembler, registers: &[SavedRegister]) -> Result<(), IcedError> {

@@ -6,7 +6,7 @@ use iced_x86::code_asm::{
     rdx, rsi, rsp,
 };
 
-use super::super::emit::{load, offset, spread, word_at};
+use super::super::emit::{load, offset, spread, time, word_at};
 use super::super::stack_info::{FIBER, UPPER_END};
 use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot};
@@ -113,9 +113,7 @@ pub(super) fn take_slot(
     load(a, rbx, shared.0)?;
     a.jne(take)?;
     // None is free: the last one tried, if it is a fiber's and its outermost call began more than about a second ago.
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.or(rdx, rax)?;
+    time(a, rdx)?;
     a.sub(rdx, qword_ptr(rcx + (call_slot::CALLS + call_slot::TIME)))?;
     // The call began after the time was read, or on a processor whose clock is ahead.
     a.jc(lost)?;

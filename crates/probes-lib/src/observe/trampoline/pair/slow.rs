@@ -8,7 +8,7 @@ use iced_x86::code_asm::{
 };
 
 use super::super::at_point::PointContext;
-use super::super::emit::{offset, word_at};
+use super::super::emit::{offset, time, word_at};
 use super::super::fields::FieldCopies;
 use super::super::function_record::Arguments;
 use super::super::record;
@@ -96,9 +96,7 @@ pub(super) fn keep(
     a.mov(dword_ptr(rcx + layout_of::TID), eax)?;
     a.mov(dword_ptr(rcx + layout_of::POINT), reported.point)?;
     arguments(a, reported, context)?;
-    a.rdtsc()?;
-    a.shl(rdx, 32)?;
-    a.lea(rsi, qword_ptr(rdx + rax))?;
+    time(a, rsi)?;
     a.mov(word_at(rcx, layout_of::TIME), rsi)?;
     a.mov(word_at(rcx, layout_of::NUMBER), rsi)?;
     a.set_label(&mut done)?;
