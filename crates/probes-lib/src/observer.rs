@@ -16,7 +16,7 @@ use crate::error::{Error, ObserveError, Result};
 use crate::events_switch::EventsSwitch;
 use crate::functions::Functions;
 use crate::observe::RefusedFunction;
-use crate::observe::install::prepare::Installed;
+use crate::observe::install::install_prepared::Installed;
 use crate::observe::install::write_shared;
 use crate::observe::installed::{refuse_if_removal_began, refuse_replaced};
 use crate::observe::layout::arena::Arena;

@@ -1,22 +1,39 @@
 //! Installs an observation in a process, and removes it.
 
+mod assemble;
 pub(crate) mod at_launch;
 mod fs_base;
+pub(crate) mod install_prepared;
 pub(crate) mod patch;
-pub(crate) mod prepare;
+mod planned_patches;
+mod prepare;
 pub(crate) mod remove;
 mod semaphores;
 mod tsc_access;
 
+use std::io;
+
 use crate::address::LiveAddr;
-use crate::error::{Error, MemoryPart, Result};
+use crate::error::{Error, MemoryPart, ProcessError, Result};
 use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::InjectedCall;
 use crate::inject::injector::Injector;
 use crate::memory::WriteMemory;
 use crate::observe::layout::arena::Arena;
+use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED};
+use crate::observe::layout::shared::{PAGES_MAPPED, PAGES_WIPED};
+use crate::observe::read::data_source::DataMapping;
 use crate::process::memory::ProcessMemory;
 use crate::trace::stopped::Stopped;
+
+/// The length of a huge page.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// Returns the error for code that cannot be read: only because the process has exited. Code that is not mapped any more is no
+/// error ([`PageCopies::update`](crate::memory::page_copies::PageCopies::update)).
+fn exited_of_read(pid: i32) -> impl FnOnce(io::Error) -> Error {
+    move |_| Error::of_process(pid, ProcessError::Exited)
+}
 
 /// Writes into the code part of an arena.
 fn write_code(
@@ -48,6 +65,49 @@ pub(crate) fn write_shared(
         written.map_err(|source| Error::of_write(pid, MemoryPart::ObservationData, at, source))?;
     }
     Ok(())
+}
+
+/// How many mappings an arena has: code and data.
+const MAPPINGS: usize = 2;
+
+/// Returns the calls that map arenas, as many at once as fit in `room`.
+fn mapped_together<'a>(
+    room: CodeCave,
+    arenas: &'a [Arena],
+    data: DataMapping<'a>,
+) -> impl Iterator<Item = Vec<InjectedCall>> + 'a {
+    let chunks = arenas.chunks(room.most_calls() / MAPPINGS);
+    chunks.map(move |arenas| {
+        let calls = arenas.iter().flat_map(|arena| map_calls(arena, data));
+        calls.collect()
+    })
+}
+
+/// Returns the calls that map an arena: its code, and its data as `data` says.
+fn map_calls(arena: &Arena, data: DataMapping<'_>) -> [InjectedCall; MAPPINGS] {
+    let code = libc::PROT_READ | libc::PROT_EXEC;
+    [
+        InjectedCall::map(arena.code, arena.code_len(), code),
+        data.map(arena),
+    ]
+}
+
+/// Returns the calls that make the kernel clear, in forked children (MADV_WIPEONFORK), the table of readable pages
+/// with its validity and, if children share the counters, the claims of rows. A table that the observer writes in
+/// children must not be in huge pages.
+fn wipe_calls(arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
+    let pages = arena.pages_at().map(|at| (at, PAGES_MAPPED, PAGES_WIPED));
+    // OCaml code owns the row of its domain, even if threads own none.
+    let claims = (data.is_shared()).then(|| (arena.data(), CLAIMS_MAPPED, CLAIMS_LEN));
+    let parts = claims.into_iter().chain(pages);
+    let calls = parts.flat_map(|(at, mapped, wiped)| {
+        let is_shared = data.is_shared();
+        let over = is_shared.then(|| InjectedCall::map_over(at, mapped));
+        let wipe = InjectedCall::wipe_on_fork(at, wiped);
+        let small = (is_shared && wiped >= HUGE_PAGE).then(|| InjectedCall::small_pages(at, wiped));
+        over.into_iter().chain([wipe]).chain(small)
+    });
+    calls.collect()
 }
 
 /// Returns the call that unmaps an arena.

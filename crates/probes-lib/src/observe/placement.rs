@@ -10,7 +10,7 @@ use crate::observe::layout::arena::{Arena, HeaderVersion};
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::layout::semaphores::{ChangedWord, SemaphoreRecord};
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOwner};
+use crate::observe::plan::{ObservationPlan, PlannedPoint};
 use crate::process::maps::Mapping;
 use crate::process::tool::new_id;
 
@@ -72,62 +72,44 @@ pub(crate) fn place(
         observer,
         arenas_in_windows: MAX_NARROW,
     };
-    let windows: HashMap<LiveAddr, Range<u64>> = plan
-        .points
-        .iter()
-        .filter_map(|planned| {
-            let (site, bias) = plan.patch_site(planned)?;
-            let window = site.trampolines(bias);
-            let window = window.start.0..window.end.0;
-            (window.end - window.start < WIDE).then_some((planned.point.address, window))
-        })
-        .collect();
+    let windows = narrow_windows(plan);
     let window = |planned: &PlannedPoint| windows.get(&planned.point.address);
     plan.sort_by_key(|planned| {
         let window = window(planned).map(|window| (window.start, window.end));
         (window, planned.point.address)
     });
-    let mut no_room = Vec::new();
-    let wide = plan.points.partition_point(|it| window(it).is_none());
-    let (mut rest, mut narrow) = plan.points.split_at(wide);
-    while let Some(first) = rest.first() {
-        let first = first.point.address.0;
-        // Half of the reach, so that there is room on both sides.
-        let near_count = rest.partition_point(|it| it.point.address.0 - first < REACH / 2);
-        let (these, others) = rest.split_at(near_count);
-        rest = others;
-        if placing.place_near(these).is_none() {
-            for planned in these {
-                match planned.of {
-                    PointOwner::Function(function) => no_room.push(function),
-                    PointOwner::Site(_) => {
-                        return Err(Error::of_process(pid, ObserveError::NoRoom));
-                    }
-                }
-            }
-        }
+    let first_narrow = plan.points.partition_point(|it| window(it).is_none());
+    let (wide, narrow) = plan.points.split_at(first_narrow);
+    let not_near = placing.place_all_near(wide);
+    if not_near.iter().any(|it| it.site().is_some()) {
+        return Err(Error::of_process(pid, ObserveError::NoRoom));
     }
-    let mut groups = Vec::new();
-    while !narrow.is_empty() {
-        let many = placing.most_within(narrow.iter().filter_map(window));
-        let (group, others) = narrow.split_at(many);
-        groups.push(group);
-        narrow = others;
-    }
-    no_room.extend(placing.place_groups(groups, window));
+    let not_within = placing.place_all_within(narrow, window);
+    let no_room = not_near.into_iter().filter_map(PlannedPoint::function);
+    let mut no_room: Vec<usize> = no_room.chain(not_within).collect();
     if !no_room.is_empty() {
         no_room.sort_unstable();
         return Ok(Placed::NoRoom(no_room));
     }
-    let order = placing.arenas.iter().flat_map(|it| &it.points);
-    let order: Vec<LiveAddr> = order.map(|it| it.address).collect();
     let arenas = placing.arenas;
     if arenas.is_empty() {
         return Err(Error::of_process(pid, ObserveError::NoSites));
     }
-    let index: HashMap<LiveAddr, usize> = order.into_iter().zip(0..).collect();
+    let order = arenas.iter().flat_map(|it| &it.points);
+    let index: HashMap<LiveAddr, usize> = order.map(|it| it.address).zip(0..).collect();
     plan.sort_by_key(|planned| index.get(&planned.point.address).copied());
     Ok(Placed::Arenas(arenas))
+}
+
+/// Returns the windows of the points whose trampolines can begin at few addresses only, by the addresses of the points.
+fn narrow_windows(plan: &ObservationPlan) -> HashMap<LiveAddr, Range<u64>> {
+    let window = |planned: &PlannedPoint| {
+        let (site, bias) = plan.patch_site(planned)?;
+        let window = site.trampolines(bias);
+        let window = window.start.0..window.end.0;
+        (window.end - window.start < WIDE).then_some((planned.point.address, window))
+    };
+    plan.points.iter().filter_map(window).collect()
 }
 
 /// Returns the addresses of a mapping, and those into which it may grow.
@@ -194,6 +176,39 @@ impl Placing<'_> {
         let range = arena.range();
         self.occupied.push((range.start, range.end));
         self.arenas.push(arena);
+    }
+
+    /// Places an arena near each group of these points, sorted by address; returns the points for which there is no room.
+    fn place_all_near<'p>(&mut self, mut points: &'p [PlannedPoint]) -> Vec<&'p PlannedPoint> {
+        let mut no_room = Vec::new();
+        while let Some(first) = points.first() {
+            let first = first.point.address.0;
+            // Half of the reach, so that there is room on both sides.
+            let near_count = points.partition_point(|it| it.point.address.0 - first < REACH / 2);
+            let (these, others) = points.split_at(near_count);
+            points = others;
+            if self.place_near(these).is_none() {
+                no_room.extend(these);
+            }
+        }
+        no_room
+    }
+
+    /// Places arenas within the windows of these points, sorted by their windows; returns the functions for which there is
+    /// no room.
+    fn place_all_within<'w>(
+        &mut self,
+        mut points: &[PlannedPoint],
+        window: impl Fn(&PlannedPoint) -> Option<&'w Range<u64>>,
+    ) -> Vec<usize> {
+        let mut groups = Vec::new();
+        while !points.is_empty() {
+            let many = self.most_within(points.iter().filter_map(&window));
+            let (group, others) = points.split_at(many);
+            groups.push(group);
+            points = others;
+        }
+        self.place_groups(groups, window)
     }
 
     /// Places an arena near these points.
@@ -325,6 +340,7 @@ mod tests {
     use crate::observe::functions::ObservedFunctions;
     use crate::observe::layout::arena::LINE;
     use crate::observe::observation::Observation;
+    use crate::observe::plan::PointOwner;
     use crate::observe::point::{Point, PointKind};
     use crate::observe::role::Role;
     use crate::process::maps::parse;

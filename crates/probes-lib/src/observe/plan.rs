@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::site_roles::SiteRoles;
-use crate::address::LoadBias;
+use crate::address::{LiveAddr, LoadBias};
 use crate::error::Refusal;
 use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
 use crate::expression::Expression;
 use crate::expression::times::TimeRange;
 use crate::observe::buckets::Linear;
 use crate::observe::fibers::ProcessStacks;
-use crate::observe::functions::ObservedFunctions;
+use crate::observe::functions::{ObservedFunction, ObservedFunctions};
+use crate::observe::layout::arena::Arena;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::keys::{self, KeysLayout};
 use crate::observe::layout::semaphores::ChangedWord;
@@ -130,6 +131,16 @@ pub(crate) enum PointOwner {
 }
 
 impl PlannedPoint {
+    fn of_site(site: usize, address: LiveAddr, code: SiteCode, role: Role) -> PlannedPoint {
+        PlannedPoint {
+            point: Point::probe_site(address, code),
+            role,
+            of: PointOwner::Site(site),
+            part: 0,
+            changed_word: None,
+        }
+    }
+
     /// Returns the index of its function, if it is at one.
     pub(crate) fn function(&self) -> Option<usize> {
         match self.of {
@@ -172,14 +183,9 @@ impl ObservationPlan {
         } = SiteRoles::of(observation, &program)?;
         let sites = program.sites_by_address().filter_map(|placed| {
             let site = placed.index();
+            let code = program.site(site).site.code();
             let role = std::mem::take(&mut roles[site]);
-            (!role.is_empty()).then(|| PlannedPoint {
-                point: Point::probe_site(placed.address, program.site(site).site.code()),
-                role,
-                of: PointOwner::Site(site),
-                part: 0,
-                changed_word: None,
-            })
+            (!role.is_empty()).then(|| PlannedPoint::of_site(site, placed.address, code, role))
         });
         let linear = observation.linear;
         let of_functions = function_points(&functions, histograms.len(), key_names.len(), linear);
@@ -189,25 +195,17 @@ impl ObservationPlan {
             let of_functions = functions.with_histogram().count();
             layout_of_values(histograms.len() + of_functions, linear)
         })?;
-        let pairs: Vec<PlannedPair> = (0..)
-            .zip(observation.all_pairs())
-            .map(|(number, (start, stop))| PlannedPair {
-                start,
-                stop,
-                has_named_number: with_named_number.contains(&number),
-                has_range: times.is_some(),
-            })
-            .collect();
-        let has_timed = functions.timed_indices().next().is_some();
+        let pair = |(number, (start, stop))| PlannedPair {
+            start,
+            stop,
+            has_named_number: with_named_number.contains(&number),
+            has_range: times.is_some(),
+        };
+        let pairs: Vec<PlannedPair> = (0..).zip(observation.all_pairs()).map(pair).collect();
         let shared = SharedLayout {
             pairs: pairs.len() as u32,
             filters_memory: points.iter().any(|it| it.role.filters_memory()),
-            calls: CallsLayout {
-                functions: functions.timed_indices().count() as u32,
-                of_self: observation.self_times && has_timed,
-                by_caller: observation.by_caller && has_timed,
-                keeps_arguments: observation.slow_from.is_some() && has_timed,
-            },
+            calls: layout_of_calls(observation, &functions),
             values: of_keys.values,
             keys: of_keys.keys,
             pairs_by_key: observation.pair_key.is_some() && !pairs.is_empty(),
@@ -264,6 +262,19 @@ impl ObservationPlan {
                 recorded.point = index;
             }
         }
+    }
+
+    /// Returns each arena with its points, of a plan that is prepared.
+    pub(crate) fn points_by_arena<'p>(
+        &'p self,
+        arenas: &'p [Arena],
+    ) -> impl Iterator<Item = (&'p Arena, &'p [PlannedPoint])> {
+        let mut rest = self.points.as_slice();
+        arenas.iter().map(move |arena| {
+            let (these, others) = rest.split_at(arena.points.len());
+            rest = others;
+            (arena, these)
+        })
     }
 
     /// Refuses these functions, given by ascending index.
@@ -466,9 +477,7 @@ fn function_points(
     let is_from_start = functions.are_from_start;
     let functions = functions.functions.iter().enumerate();
     functions.flat_map(move |(index, function)| {
-        let number = function
-            .timing()
-            .and_then(|timing| Some((timed.next()?, timing)));
+        let number = function.timing().and_then(|_| timed.next());
         let histogram = function.integer().and_then(|integer| {
             Some(HistogramRole {
                 // The histograms of keys are not those of names.
@@ -483,48 +492,65 @@ fn function_points(
             name: (key_names + index) as u32,
             ..keys.clone()
         });
-        let (keys, time_keys) = match keys {
-            Some(keys) if number.is_some() => (None, Some(Arc::new(keys.with_name()))),
-            keys => (keys.map(Arc::new), None),
-        };
-        let is_counted = number.is_none() && function.watching().is_none() && histogram.is_none();
-        let paired = function.paired();
-        function.points().map(move |(part, point)| PlannedPoint {
-            point,
-            role: if let Some(paired) = paired {
-                paired.clone()
-            } else {
-                Role {
-                    is_counted,
-                    filter: function.filter().cloned(),
-                    histogram: histogram.clone(),
-                    keys: keys.clone(),
-                    time_keys: time_keys.clone(),
-                    watched: function
-                        .watching()
-                        .map(|watching| watching.role(part, is_from_start)),
-                    timed: number.map(|(function, timing)| TimedRole {
-                        function,
-                        stack: timing.stack,
-                        is_ocaml: timing.is_ocaml,
-                        is_entry: part == 0,
-                        is_from_start,
-                    }),
-                    reported: function
-                        .timing()
-                        .and_then(|timing| timing.reported.as_ref())
-                        .map(|reported| reported.role(0, is_from_start)),
-                    exits: function.evaluates_at_exits.then_some(ExitsRole {
-                        is_ocaml: function.is_named_ocaml,
-                    }),
-                    ..Role::default()
-                }
+        let of_all = match function.paired() {
+            Some(paired) => paired.clone(),
+            None => Role {
+                histogram,
+                ..role_of_function(function, number, keys, is_from_start)
             },
-            of: PointOwner::Function(index),
-            part,
-            changed_word: function.changed_word.filter(|_| part == 0),
+        };
+        let is_paired = function.paired().is_some();
+        function.points().map(move |(part, point)| {
+            let mut role = of_all.clone();
+            if let Some(timed) = &mut role.timed {
+                timed.is_entry = part == 0;
+            }
+            if let Some(watching) = function.watching().filter(|_| !is_paired) {
+                role.watched = Some(watching.role(part, is_from_start));
+            }
+            PlannedPoint {
+                point,
+                role,
+                of: PointOwner::Function(index),
+                part,
+                changed_word: function.changed_word.filter(|_| part == 0),
+            }
         })
     })
+}
+
+/// Returns what all places of a function have in common that is not paired. `timed` is its number among timed ones.
+fn role_of_function(
+    function: &ObservedFunction,
+    timed: Option<u32>,
+    keys: Option<KeyRole>,
+    is_from_start: bool,
+) -> Role {
+    let timing = function.timing();
+    let (keys, time_keys) = match keys {
+        Some(keys) if timed.is_some() => (None, Some(Arc::new(keys.with_name()))),
+        keys => (keys.map(Arc::new), None),
+    };
+    let is_counted = timed.is_none() && function.watching().is_none();
+    let reported = timing.and_then(|timing| timing.reported.as_ref());
+    Role {
+        is_counted: is_counted && function.integer().is_none(),
+        filter: function.filter().cloned(),
+        keys,
+        time_keys,
+        timed: timed.zip(timing).map(|(function, timing)| TimedRole {
+            function,
+            stack: timing.stack,
+            is_ocaml: timing.is_ocaml,
+            is_entry: false,
+            is_from_start,
+        }),
+        reported: reported.map(|reported| reported.role(0, is_from_start)),
+        exits: function.evaluates_at_exits.then_some(ExitsRole {
+            is_ocaml: function.is_named_ocaml,
+        }),
+        ..Role::default()
+    }
 }
 
 /// The keys by which hits are counted, or times distinguished.
@@ -573,6 +599,18 @@ impl PlannedKeys {
             },
             keys: keys.with_histograms(),
         })
+    }
+}
+
+/// Returns the layout of the calls of functions that are timed.
+fn layout_of_calls(observation: &Observation, functions: &ObservedFunctions) -> CallsLayout {
+    let timed = functions.timed_indices().count();
+    let has_timed = timed > 0;
+    CallsLayout {
+        functions: timed as u32,
+        of_self: observation.self_times && has_timed,
+        by_caller: observation.by_caller && has_timed,
+        keeps_arguments: observation.slow_from.is_some() && has_timed,
     }
 }
 

@@ -10,7 +10,7 @@ use crate::error::{
 use crate::events_switch;
 use crate::functions::Functions;
 use crate::observe::functions::ObservedFunctions;
-use crate::observe::install::prepare::{install, refuse_forbidden};
+use crate::observe::install::install_prepared::{install, refuse_forbidden};
 use crate::observe::install::remove::{CleanReport, Cleaned, NameOf, remove_stale};
 use crate::observe::installed::{is_abandoned, refuse_observed};
 use crate::observe::observer_lock::ObserverLock;
@@ -280,7 +280,7 @@ impl Target {
     /// # Errors
     ///
     /// Same as [`Target::clean`].
-    pub fn clean_abandoned(&self, options: Options) -> Result<()> {
+    pub(crate) fn clean_abandoned(&self, options: Options) -> Result<()> {
         let process = self.opened.process();
         let memory = self.opened.unshadowed_memory_to_read()?;
         if is_abandoned(process, &memory)? {

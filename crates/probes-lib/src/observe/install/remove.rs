@@ -15,9 +15,11 @@ use crate::memory::ReadMemory;
 use crate::memory::page_copies::PageCopies;
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::{
-    semaphores, unmap_call, unmapped_together, write_code, write_shared,
+    exited_of_read, semaphores, unmap_call, unmapped_together, write_code, write_shared,
 };
-use crate::observe::installed::{self, find_points, has_observer, refuse_missing, refuse_replaced};
+use crate::observe::installed::{
+    self, FoundPlace, find_points, has_observer, refuse_missing, refuse_replaced,
+};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
 use crate::observe::point::{PatchPlace, Point, PointKind};
@@ -219,14 +221,8 @@ fn is_unmapped_meanwhile(
     arenas: &[Arena],
     error: &Error,
 ) -> bool {
-    let keeps_changing = |error: &Error| {
-        matches!(
-            error.kind(),
-            ErrorKind::Process(ProcessError::KeepsChanging)
-        )
-    };
-    keeps_changing(error)
-        && refuse_missing(process, memory, arenas).is_err_and(|missing| keeps_changing(&missing))
+    error.keeps_changing()
+        && refuse_missing(process, memory, arenas).is_err_and(|missing| missing.keeps_changing())
 }
 
 /// Returns whether what has failed may succeed a moment later.
@@ -437,7 +433,7 @@ impl Removal<'_> {
         let (process, memory, arenas) = (self.process, self.memory, self.arenas);
         let pid = process.pid();
         let is_changed = copies.update(memory);
-        let is_changed = is_changed.map_err(|_| Error::of_process(pid, ProcessError::Exited))?;
+        let is_changed = is_changed.map_err(exited_of_read(pid))?;
         let before = copies.over(memory);
         let restored = match planned.filter(|_| !is_changed) {
             Some(planned) => planned,
@@ -550,53 +546,74 @@ fn restoring_patches(
     arenas: &[Arena],
 ) -> Result<RestorePlan> {
     let mut restored = RestorePlan::default();
-    let mut moves = Vec::new();
-    let (mut near, mut behind) = (Vec::new(), BTreeSet::new());
+    let mut moves = RestoredJumps::default();
     for arena in arenas {
         let found = find_points(process, memory, arena)?;
         let tails = read_tails(process.pid(), memory, arena)?;
         let (sites, functions) = found.sites_and_functions(arena);
         restored.sites += sites + functions;
         restored.discarded.extend(found.discarded);
-        restored
-            .patches
-            .extend(found.patched.iter().flat_map(|found| {
-                let point = &arena.points[found.point];
-                let patch = Patch {
-                    at: found.place.at,
-                    before: found.found,
-                    after: point.unpatched(&found.place, tails[found.point] == JMP),
-                    is_written_in_steps: point.is_written_in_steps(),
-                    is_beside_breakpoint: false,
-                };
-                if found.is_under_breakpoint {
-                    patch.around_breakpoints()
-                } else {
-                    vec![patch]
-                }
-            }));
-        let jumps = found.patched.iter();
-        let jumps = jumps.filter(|found| !arena.points[found.point].is_site());
+        for found in &found.patched {
+            let point = &arena.points[found.point];
+            let patch = Patch {
+                at: found.place.at,
+                before: found.found,
+                after: point.unpatched(&found.place, tails[found.point] == JMP),
+                is_written_in_steps: point.is_written_in_steps(),
+                is_beside_breakpoint: false,
+            };
+            if found.is_under_breakpoint {
+                restored.patches.extend(patch.around_breakpoints());
+            } else {
+                restored.patches.push(patch);
+            }
+        }
+        moves.add(arena, &found.patched);
+    }
+    restored.patches.sort_unstable_by_key(|patch| patch.at);
+    restored.moves = moves.moves();
+    Ok(restored)
+}
+
+/// The near jumps of functions that are restored, and where they led.
+#[derive(Default)]
+struct RestoredJumps {
+    of_islands: Vec<(LiveAddr, LiveAddr)>,
+    of_points: Vec<(LiveAddr, LiveAddr)>,
+    /// Where the short jumps end.
+    short_ends: BTreeSet<LiveAddr>,
+}
+
+impl RestoredJumps {
+    /// Adds those of the points of an arena that are `patched`.
+    fn add(&mut self, arena: &Arena, patched: &[FoundPlace]) {
         let is_short = |place: &PatchPlace| place.after.first() == Some(&SHORT_JMP);
-        for found in jumps.filter(|found| !is_short(&found.place)) {
+        let of_functions = patched
+            .iter()
+            .filter(|it| !arena.points[it.point].is_site());
+        for found in of_functions.filter(|it| !is_short(&it.place)) {
             let led = (found.place.at, arena.trampoline(found.point));
             let is_island = found.place.at != arena.points[found.point].address;
             if is_island {
-                moves.push(led);
+                self.of_islands.push(led);
             } else {
-                near.push(led);
+                self.of_points.push(led);
             }
         }
+        let shorts = arena.places().filter(|(_, place)| is_short(place));
+        let ends = shorts.map(|(_, place)| place.at.plus(SHORT_LEN));
+        self.short_ends.extend(ends);
+    }
+
+    /// Returns where threads continue that are stopped at one of these jumps.
+    fn moves(self) -> Moves {
         // The last byte of a short jump may be executed as an instruction by itself, followed by a near jump that is
         // not at an instruction of the original code (functions/leaning.rs). A thread may have executed it before
         // another tool changed it, and be stopped at the near jump.
-        let shorts = arena.places().filter(|(_, place)| is_short(place));
-        behind.extend(shorts.map(|(_, place)| place.at.plus(SHORT_LEN)));
+        let of_points = self.of_points.into_iter();
+        let in_the_middle = of_points.filter(|(at, _)| self.short_ends.contains(at));
+        Moves::of(self.of_islands.into_iter().chain(in_the_middle).collect())
     }
-    moves.extend(near.into_iter().filter(|(at, _)| behind.contains(at)));
-    restored.patches.sort_unstable_by_key(|patch| patch.at);
-    restored.moves = Moves::of(moves);
-    Ok(restored)
 }
 
 /// Returns the first byte of the tail of each trampoline of a site; 0 of the others, whose tails decide nothing.

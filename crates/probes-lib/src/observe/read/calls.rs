@@ -20,7 +20,7 @@ use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
 use crate::observe::role::StackKind;
-use crate::sys::ticks::TickMeasurement;
+use crate::ticks::TickMeasurement;
 
 /// How long the calls of a function lasted, from entry to exit.
 ///
@@ -297,11 +297,10 @@ impl RecordedCalls {
         plan: &ObservationPlan,
         arenas: &[Arena],
     ) -> Result<()> {
-        let mut points = plan.points.iter();
-        for arena in arenas {
-            let len = 8 * arena.points.len() as u64;
+        for (arena, points) in plan.points_by_arena(arenas) {
+            let len = 8 * points.len() as u64;
             let lost = data_source::read(pid, source, arena.locked_counter(0), len)?;
-            for (lost, planned) in lost.chunks_exact(8).zip(points.by_ref()) {
+            for (lost, planned) in lost.chunks_exact(8).zip(points) {
                 let timed = planned.role.timed.as_ref();
                 let function = timed.and_then(|it| self.functions.get_mut(it.function as usize));
                 if let Some(RecordedFunction { figures, .. }) = function {

@@ -12,7 +12,7 @@ use crate::numbers::words;
 use crate::observe::functions::{ObservedFunctions, RefusedFunction};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::rows::header;
-use crate::observe::plan::{ObservationPlan, PointOwner};
+use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOwner};
 use crate::observe::read::data_source;
 use crate::process::object::{Object, UnreadableObject};
 use crate::process::program::Program;
@@ -116,25 +116,21 @@ impl Counts {
         let program = plan.program.clone();
         let mut site_hits = vec![None; program.site_count()];
         let mut function_hits = vec![None; plan.functions.functions.len()];
-        let mut points = plan.points.iter();
-        for arena in arenas {
-            let hits_of_points = read_hits(pid, source, arena)?;
-            for ((hits, untyped), point) in hits_of_points.into_iter().zip(points.by_ref()) {
-                // With keys, the hits are in the table of the keys.
-                if !point.role.is_counted || point.role.keys.is_some() {
-                    continue;
-                }
-                let untyped = point.role.filter.is_some().then_some(untyped);
-                let count = PointHits { hits, untyped };
-                match point.of {
-                    PointOwner::Site(site) => site_hits[site] = Some(count),
-                    // A function that is asked for its results has a point for each of its returns.
-                    PointOwner::Function(function)
-                        if plan.functions.not_patched.contains(&function) => {}
-                    PointOwner::Function(function) => {
-                        let others: &mut Option<PointHits> = &mut function_hits[function];
-                        *others = Some(others.map_or(count, |others| others.plus(count)));
-                    }
+        for (point, hits, untyped) in read_hits(pid, source, plan, arenas)? {
+            // With keys, the hits are in the table of the keys.
+            if !point.role.is_counted || point.role.keys.is_some() {
+                continue;
+            }
+            let untyped = point.role.filter.is_some().then_some(untyped);
+            let count = PointHits { hits, untyped };
+            match point.of {
+                PointOwner::Site(site) => site_hits[site] = Some(count),
+                // A function that is asked for its results has a point for each of its returns.
+                PointOwner::Function(function)
+                    if plan.functions.not_patched.contains(&function) => {}
+                PointOwner::Function(function) => {
+                    let others: &mut Option<PointHits> = &mut function_hits[function];
+                    *others = Some(others.map_or(count, |others| others.plus(count)));
                 }
             }
         }
@@ -264,27 +260,33 @@ pub(super) fn read_keyed_hits(
     arenas: &[Arena],
 ) -> Result<(u64, u64)> {
     let (mut all, mut all_untyped) = (0_u64, 0_u64);
-    let mut points = plan.points.iter();
-    for arena in arenas {
-        let hits_of_points = read_hits(pid, source, arena)?;
-        for ((hits, untyped), point) in hits_of_points.into_iter().zip(points.by_ref()) {
-            if point.role.keys.is_some() {
-                all = all.saturating_add(hits);
-                all_untyped = all_untyped.saturating_add(untyped);
-            }
+    for (point, hits, untyped) in read_hits(pid, source, plan, arenas)? {
+        if point.role.keys.is_some() {
+            all = all.saturating_add(hits);
+            all_untyped = all_untyped.saturating_add(untyped);
         }
     }
     Ok((all, all_untyped))
 }
 
-/// Returns the sums of the two counters of each point of an arena over all rows that are in use: of hits, and of hits
-/// for which its filter, histogram or keys have no answer. The second ones mean nothing for points that have none of
-/// these.
-pub(super) fn read_hits(
+/// Returns each point with its hits, and those for which its filter, histogram or keys have no answer. The second number
+/// means nothing for a point that has none of these.
+pub(super) fn read_hits<'p>(
     pid: i32,
     source: &impl ReadMemory,
-    arena: &Arena,
-) -> Result<Vec<(u64, u64)>> {
+    plan: &'p ObservationPlan,
+    arenas: &'p [Arena],
+) -> Result<Vec<(&'p PlannedPoint, u64, u64)>> {
+    let mut hits = Vec::with_capacity(plan.points.len());
+    for (arena, points) in plan.points_by_arena(arenas) {
+        let of_points = points.iter().zip(read_arena(pid, source, arena)?);
+        hits.extend(of_points.map(|(point, (hits, untyped))| (point, hits, untyped)));
+    }
+    Ok(hits)
+}
+
+/// Returns the sums of the two counters of each point of an arena over all rows that are in use.
+fn read_arena(pid: i32, source: &impl ReadMemory, arena: &Arena) -> Result<Vec<(u64, u64)>> {
     let (rows, data) = (arena.rows(), arena.data());
     // A row that is claimed after this is read the next time.
     let mut header = [0; header::LEN as usize];

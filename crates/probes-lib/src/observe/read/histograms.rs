@@ -194,15 +194,11 @@ pub(crate) fn read_histograms(
     };
     let mut untyped = vec![0_u64; layout.histograms as usize];
     let mut signs = vec![true; layout.histograms as usize];
-    let mut points = plan.points.iter();
-    for arena in arenas {
-        let hits = read_hits(pid, source, arena)?;
-        for ((_, of_point), planned) in hits.into_iter().zip(points.by_ref()) {
-            if let Some(role) = &planned.role.histogram {
-                let number = role.number as usize;
-                untyped[number] = untyped[number].saturating_add(of_point);
-                signs[number] = role.is_signed();
-            }
+    for (planned, _, of_point) in read_hits(pid, source, plan, arenas)? {
+        if let Some(role) = &planned.role.histogram {
+            let number = role.number as usize;
+            untyped[number] = untyped[number].saturating_add(of_point);
+            signs[number] = role.is_signed();
         }
     }
     let probes = plan.histograms.iter().map(|it| (it.name.clone(), None));

@@ -26,10 +26,8 @@ impl<M> PointCounters<M> {
         meaning: impl Fn(&PlannedPoint) -> Option<M>,
         first: impl Fn(&Arena) -> usize,
     ) -> PointCounters<M> {
-        let mut points = plan.points.iter();
-        let counters = arenas.iter().filter_map(|arena| {
-            let these = points.by_ref().take(arena.points.len());
-            let meanings: Vec<Option<M>> = these.map(&meaning).collect();
+        let counters = plan.points_by_arena(arenas).filter_map(|(arena, points)| {
+            let meanings: Vec<Option<M>> = points.iter().map(&meaning).collect();
             let has_any = meanings.iter().any(Option::is_some);
             has_any.then(|| (arena.locked_counter(first(arena)), meanings))
         });

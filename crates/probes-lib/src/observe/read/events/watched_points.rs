@@ -5,8 +5,10 @@ use std::iter;
 use std::sync::Arc;
 
 use super::{EventKind, EventOrigin};
+use crate::elf::arguments::Argument;
 use crate::observe::plan::{ObservationPlan, PlannedPoint, PointOwner};
-use crate::observe::role::{ArgumentFormat, ArgumentSource, KeyRole};
+use crate::observe::role::{ArgumentFormat, ArgumentSource, KeyRole, Role, WatchRole};
+use crate::process::program::ProbeId;
 
 /// A point that is watched, and the arguments that are recorded.
 #[derive(Debug)]
@@ -38,6 +40,33 @@ pub(super) struct ArgumentShape {
 }
 
 impl WatchedPoint {
+    /// Returns how a place of a function is watched, of whose hits this is `recorded`.
+    fn of_function(of: EventOrigin, role: &Role, recorded: &WatchRole) -> WatchedPoint {
+        let function = recorded.function;
+        let is_c = function.is_none_or(|it| !it.is_ocaml) || !recorded.formats.is_empty();
+        let shape = |(source, format): (&ArgumentSource, ArgumentFormat)| ArgumentShape {
+            source: *source,
+            size: format.size,
+            signed: format.signed,
+            is_float: format.is_float,
+            is_c,
+        };
+        let formats = recorded.formats.iter().copied();
+        let formats = formats.chain(iter::repeat(ArgumentFormat::WORD));
+        let has_results = role.watched.is_none() || function.is_some_and(|it| it.has_results);
+        let result_format = recorded.result_format.filter(|_| has_results);
+        WatchedPoint {
+            of,
+            is_watched: role.watched.is_some(),
+            is_pair_end: !role.ends.is_empty(),
+            pair_key: None,
+            arguments: recorded.arguments.iter().zip(formats).map(shape).collect(),
+            has_results,
+            result: result_format.map(|format| shape((&ArgumentSource::RESULT, format))),
+            has_frames: function.is_some_and(|it| it.exits_on.is_some()),
+        }
+    }
+
     /// Returns which arguments the records of this kind have.
     pub(super) fn shapes(&self, kind: EventKind) -> &[ArgumentShape] {
         match kind {
@@ -50,81 +79,49 @@ impl WatchedPoint {
 
 /// Returns how each point of a plan is watched; `None` if it is not, and no slow pairs are recorded there.
 pub(super) fn watched_points(plan: &ObservationPlan) -> Vec<Option<WatchedPoint>> {
-    let watched = |(index, planned): (usize, &PlannedPoint)| {
+    let probes = plan.program.probes();
+    let probes = probes.flat_map(|probe| probe.sites().map(move |site| (site, probe.id())));
+    let probes: HashMap<usize, ProbeId> = probes.collect();
+    let watched = |planned: &PlannedPoint| {
         let role = &planned.role;
-        role.watched.as_ref().or(role.reported.as_ref())?;
-        Some((planned.site()?, index))
+        // `watched` and `reported` have the same arguments.
+        let recorded = role.watched.as_ref().or(role.reported.as_ref())?;
+        Some(match planned.of {
+            PointOwner::Function(function) => {
+                WatchedPoint::of_function(EventOrigin::Function(function), role, recorded)
+            }
+            PointOwner::Site(site) => {
+                let probe = *probes.get(&site)?;
+                let arguments = plan.program.site(site).site.arguments();
+                WatchedPoint {
+                    of: EventOrigin::Site { probe, site },
+                    is_watched: role.watched.is_some(),
+                    is_pair_end: !role.ends.is_empty(),
+                    pair_key: role.pair_key.clone().filter(|_| plan.has_pair_keys),
+                    arguments: shapes_at_site(&recorded.arguments, arguments),
+                    has_results: false,
+                    result: None,
+                    has_frames: false,
+                }
+            }
+        })
     };
-    let planned = plan.points.iter().enumerate();
-    let index_of: HashMap<usize, usize> = planned.filter_map(watched).collect();
-    let mut points: Vec<Option<WatchedPoint>> = plan.points.iter().map(|_| None).collect();
-    for (index, planned) in plan.points.iter().enumerate() {
-        let role = &planned.role;
-        let recorded = role.watched.as_ref().or(role.reported.as_ref());
-        let (PointOwner::Function(function), Some(watched)) = (planned.of, recorded) else {
-            continue;
-        };
-        let is_c = watched.function.is_none_or(|it| !it.is_ocaml) || !watched.formats.is_empty();
-        let shape = |(source, format): (&ArgumentSource, ArgumentFormat)| ArgumentShape {
-            source: *source,
-            size: format.size,
-            signed: format.signed,
-            is_float: format.is_float,
-            is_c,
-        };
-        let formats = watched.formats.iter().copied();
-        let formats = formats.chain(iter::repeat(ArgumentFormat::WORD));
-        let has_results =
-            role.watched.is_none() || watched.function.is_some_and(|it| it.has_results);
-        let watched = WatchedPoint {
-            of: EventOrigin::Function(function),
-            is_watched: role.watched.is_some(),
-            is_pair_end: !role.ends.is_empty(),
-            pair_key: None,
-            arguments: watched.arguments.iter().zip(formats).map(shape).collect(),
-            has_results,
-            result: (watched.result_format.filter(|_| has_results))
-                .map(|format| shape((&ArgumentSource::RESULT, format))),
-            has_frames: watched.function.is_some_and(|it| it.exits_on.is_some()),
-        };
-        points[index] = Some(watched);
-    }
-    for probe in plan.program.probes() {
-        for site in probe.sites() {
-            let Some(&index) = index_of.get(&site) else {
-                continue;
-            };
-            let role = &plan.points[index].role;
-            // `watched` and `reported` have the same arguments.
-            let sources = role.watched.as_ref().or(role.reported.as_ref());
-            let sources = sources.into_iter().flat_map(|it| &it.arguments);
-            let arguments = plan.program.site(site).site.arguments();
-            let shapes = sources
-                .zip(arguments)
-                .map(|(source, argument)| ArgumentShape {
-                    source: *source,
-                    size: argument.as_ref().map_or(8, |it| it.size),
-                    signed: argument.is_some_and(|it| it.signed),
-                    is_float: false,
-                    is_c: false,
-                });
-            let watched = WatchedPoint {
-                of: EventOrigin::Site {
-                    probe: probe.id(),
-                    site,
-                },
-                is_watched: role.watched.is_some(),
-                is_pair_end: !role.ends.is_empty(),
-                pair_key: role.pair_key.clone().filter(|_| plan.has_pair_keys),
-                has_results: false,
-                result: None,
-                has_frames: false,
-                arguments: shapes.collect(),
-            };
-            points[index] = Some(watched);
-        }
-    }
-    points
+    plan.points.iter().map(watched).collect()
+}
+
+/// Returns the arguments of a site that are recorded from `sources`.
+fn shapes_at_site<'a>(
+    sources: &[ArgumentSource],
+    arguments: impl Iterator<Item = Option<Argument<'a>>>,
+) -> Vec<ArgumentShape> {
+    let shape = |(source, argument): (&ArgumentSource, Option<Argument<'a>>)| ArgumentShape {
+        source: *source,
+        size: argument.as_ref().map_or(8, |it| it.size),
+        signed: argument.is_some_and(|it| it.signed),
+        is_float: false,
+        is_c: false,
+    };
+    sources.iter().zip(arguments).map(shape).collect()
 }
 
 #[cfg(test)]
