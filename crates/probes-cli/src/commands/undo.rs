@@ -73,7 +73,8 @@ pub(super) fn retry<T>(
 }
 
 /// Calls `attempt` once for each process; then, for 30 s in all or until a termination signal, again for those whose
-/// error is transient, so that no process waits for another that is busy. Returns a result for each.
+/// error is transient, so that no process waits for another that is busy; once again also if the first attempts took
+/// longer. Returns a result for each.
 pub(super) fn retry_each<P, T>(
     signals: &TerminationSignals,
     processes: &mut [P],
@@ -82,15 +83,15 @@ pub(super) fn retry_each<P, T>(
 ) -> Vec<probes_lib::Result<T>> {
     let mut results: Vec<_> = processes.iter_mut().map(&mut attempt).collect();
     let begun = Instant::now();
+    let mut is_second = true;
     loop {
         let is_busy = |result: &probes_lib::Result<T>| {
             let error = result.as_ref().err();
             error.is_some_and(probes_lib::Error::is_transient)
         };
-        if !results.iter().any(is_busy) || begun.elapsed() >= RETRY_TIMEOUT {
-            return results;
-        }
-        if signals.take_interrupt() {
+        // However many there are, each gets a second attempt.
+        let may_try = || is_second || begun.elapsed() < RETRY_TIMEOUT;
+        if !results.iter().any(is_busy) || !may_try() || signals.take_interrupt() {
             return results;
         }
         for (process, result) in processes.iter().zip(&results) {
@@ -102,10 +103,14 @@ pub(super) fn retry_each<P, T>(
         }
         std::thread::sleep(RETRY_INTERVAL);
         for (process, result) in processes.iter_mut().zip(&mut results) {
-            if is_busy(result) && begun.elapsed() < RETRY_TIMEOUT {
+            if is_busy(result) && may_try() {
+                if signals.take_interrupt() {
+                    return results;
+                }
                 *result = attempt(process);
             }
         }
+        is_second = false;
     }
 }
 
