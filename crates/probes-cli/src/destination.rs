@@ -8,20 +8,15 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::poll::{PollFd, PollFlags, poll};
 
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::output::Format;
-use crate::signals::poll_timeout;
+use crate::poll::{PIPE_BUF, is_writable};
 use crate::text::TERMINAL_LINES;
-
-/// The most that one write(2) to a pipe writes as a whole, pipe(7).
-pub(crate) const PIPE_BUF: usize = 4096;
 
 /// How the answer of a command is written and where to, and the messages beside it.
 #[derive(Clone, Debug)]
@@ -288,25 +283,6 @@ fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
         errors.write_all(piece).map_err(Failure::Output)?;
     }
     Ok(())
-}
-
-/// Returns whether [`PIPE_BUF`] bytes can be written without waiting: poll(2) reports a pipe as writable only if it
-/// has room for that many.
-pub(crate) fn is_writable(output: BorrowedFd<'_>) -> bool {
-    is_writable_until(output, Instant::now())
-}
-
-/// Same as [`is_writable`], and waits for that until `deadline`.
-pub(crate) fn is_writable_until(output: BorrowedFd<'_>, deadline: Instant) -> bool {
-    loop {
-        let mut fds = [PollFd::new(output, PollFlags::POLLOUT)];
-        let left = deadline.saturating_duration_since(Instant::now());
-        match poll(&mut fds, poll_timeout(left)) {
-            // Job control has stopped and resumed this process.
-            Err(Errno::EINTR) if !left.is_zero() => {}
-            ready => return ready == Ok(1),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::destination::{Output, is_writable};
+use crate::destination::Output;
 use crate::failure::Failure;
 use crate::output::WarningKind;
+use crate::poll::is_writable;
 use crate::signals::{TerminationSignals, WaitEnd};
 
 /// Opens the terminal that is standard output once more, so that writes to the returned file do not

@@ -16,6 +16,7 @@ use probes_lib::{ReceivedSignal, Target};
 
 use crate::destination::Destination;
 use crate::failure::Failure;
+use crate::poll::poll_timeout;
 use crate::standard_error;
 
 const TERMINATION_SIGNALS: [Signal; 6] = [
@@ -304,12 +305,6 @@ pub(crate) fn block_all() -> Result<(), Failure> {
 
 /// The longest single wait: a longer one is split.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 24);
-
-/// Rounded up, so that poll(2) is not called again and again in the last millisecond.
-pub(crate) fn poll_timeout(left: Duration) -> PollTimeout {
-    let timeout = left.saturating_add(Duration::from_micros(999));
-    PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)
-}
 
 /// The signals that this process ignores, as bits; proc(5), SigIgn.
 fn ignored_signals() -> u64 {

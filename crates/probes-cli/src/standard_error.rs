@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::destination::{PIPE_BUF, is_writable, is_writable_until};
+use crate::poll::{PIPE_BUF, is_writable, is_writable_until};
 
 /// How long the first message waits for room.
 const MAX_WAIT: Duration = Duration::from_secs(1);

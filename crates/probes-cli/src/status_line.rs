@@ -4,7 +4,7 @@ use std::io::{Write, stderr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::destination::is_writable;
+use crate::poll::is_writable;
 
 /// Whether the line is on the terminal.
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);

@@ -42,7 +42,8 @@ use crate::flags::{
     with_regexp_help,
 };
 use crate::output::{self, WarningKind};
-use crate::signals::{TerminationSignals, poll_timeout};
+use crate::poll::poll_timeout;
+use crate::signals::TerminationSignals;
 
 const HELP: &str = "\
 Observes processes as `count`, `latency` and `gc` do, and serves their figures to Prometheus and

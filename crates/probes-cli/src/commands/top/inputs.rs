@@ -13,7 +13,8 @@ use nix::unistd::{Pid, read};
 
 use super::keys::{KeyDecoder, KeyPress};
 use crate::failure::Failure;
-use crate::signals::{TerminationSignals, block, poll_timeout};
+use crate::poll::poll_timeout;
+use crate::signals::{TerminationSignals, block};
 
 /// How long an Esc waits for the rest of an escape sequence.
 const SEQUENCE: Duration = Duration::from_millis(50);
