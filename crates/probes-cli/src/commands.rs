@@ -7,6 +7,7 @@ mod closures;
 mod completion;
 mod count;
 mod doctor;
+mod doubtful_times;
 mod event_loop;
 mod event_reading;
 mod follow;

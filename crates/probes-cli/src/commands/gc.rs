@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Error, ErrorKind, GcPauses, RuntimeEvents, RuntimeEventsError, Target};
+use probes_lib::{GcPauses, RuntimeEvents, Target};
 
 use super::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
-use super::opened_events::OpenedEvents;
+use super::opened_events::{OpenedEvents, is_without_events};
 use super::program_with_events::ProgramWithEvents;
 use super::step_failures::{StepFailures, report_failures};
 use crate::clock::monotonic_now;
@@ -134,19 +134,6 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
         failure => failure,
     });
     started.wait(report_failures([done], &output.messages))
-}
-
-/// Whether the functions of the collector are timed instead: the process has no events, or these cannot be read.
-pub(super) fn is_without_events(why: &Error) -> bool {
-    matches!(
-        why.kind(),
-        ErrorKind::RuntimeEvents(
-            RuntimeEventsError::Ocaml4
-                | RuntimeEventsError::CannotSwitchOn { .. }
-                | RuntimeEventsError::NoVersion
-                | RuntimeEventsError::UnknownVersion { .. }
-        )
-    )
 }
 
 /// Opens the events of a process with `open`, reads them until the end, and prints what they add up to: since the

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 
+use super::doubtful_times::{warn_of_doubts, warn_of_separate_stacks};
 use super::observations::ObservationRequest;
 use super::opened_processes::{ChosenProcesses, why_not_by_caller};
 use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, as_one};
 use super::report_file::ReportFile;
 use super::slow_pairs::PendingSlowPairs;
-use super::uncounted::warn_of_uncounted;
-use super::untyped::warn_of_times_without_key;
-use super::watch::note_unknown_arguments;
+use super::uncounted::{note_unknown_arguments, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
@@ -23,9 +22,7 @@ use crate::flags::{
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{
-    FunctionSources, Latencies, LatencyReading, ReportedFigures, TimesAsked, WarningKind,
-};
+use crate::output::{FunctionSources, Latencies, LatencyReading, ReportedFigures, TimesAsked};
 use crate::usage::UsageError;
 
 const HELP: &str = "\
@@ -235,58 +232,6 @@ fn warn_of_untimed(args: &Args, messages: &Messages, observer: &Observer) {
     }
     if args.timed.self_times() {
         warn_of_separate_stacks(messages, observer);
-    }
-}
-
-/// Warns of what may be wrong with the times, or missing.
-pub(super) fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
-    warn_of_interleaved(messages, latencies.cautions(), latencies.unknown());
-    warn_of_lost(messages, latencies);
-    warn_of_times_without_key(messages, latencies.only_without_key());
-}
-
-/// Warns of calls and pairs that were not timed, which may be most of them.
-fn warn_of_lost(messages: &Messages, latencies: &Latencies<'_>) {
-    if let Some(caution) = latencies.lost_calls() {
-        let hint = "the outermost 500 calls of each stack are timed, on at most 1,000 stacks (each fiber of OCaml 5 has one). With more busy \
-                    threads than processors, calls of C functions are lost, too. Time fewer functions; docs/functions.md has the reasons";
-        messages.warning(WarningKind::LostCalls, &caution, hint);
-    }
-    if let Some(caution) = latencies.lost_times() {
-        let hint = "64 starts may wait in a thread; with -key, about 33,000 in the process";
-        messages.warning(WarningKind::LostTimes, &caution, hint);
-    }
-}
-
-/// Warns of calls that are not subtracted from the time of their caller, because they are on another stack.
-fn warn_of_separate_stacks(messages: &Messages, observer: &Observer) {
-    // If the process has exited meanwhile, that is reported later.
-    let timed = observer.function_latencies().unwrap_or_default();
-    let on_fibers = timed.iter().filter(|it| it.is_on_fiber()).count();
-    if on_fibers > 0 && on_fibers < timed.len() {
-        messages.warning(
-            WarningKind::SeparateStacks,
-            "OCaml 5 executes C code on other stacks than OCaml code: self times of functions on fibers include their calls of \
-             functions on threads, and the other way round",
-            "the last words of each line, or the column stack, say which are on which",
-        );
-    }
-}
-
-/// Warns of times that may not be those of an event.
-pub(super) fn warn_of_interleaved(
-    messages: &Messages,
-    cautions: impl Iterator<Item = (String, &'static str)>,
-    unknown: Option<String>,
-) {
-    for (caution, hint) in cautions {
-        messages.warning(WarningKind::Interleaved, &caution, hint);
-    }
-    if let Some(caution) = unknown {
-        messages.note_to_people(&format!(
-            "{caution}: the probes have no int of one name as an argument; -key EXPR of `latency` and `record` says which stop belongs to \
-             which start"
-        ));
     }
 }
 

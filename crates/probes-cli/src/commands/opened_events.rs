@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use probes_lib::{
-    Error, ErrorKind, Glob, Options, RuntimeEvents, SelectedEvents, SwitchedEvents, Target,
+    Error, ErrorKind, Glob, Options, RuntimeEvents, RuntimeEventsError, SelectedEvents,
+    SwitchedEvents, Target,
 };
 
 use crate::destination::Output;
@@ -245,4 +246,17 @@ fn wait(
         }
     }
     Ok(())
+}
+
+/// Whether a process has no events, or these cannot be read: `gc` then times the functions of the collector instead.
+pub(super) fn is_without_events(why: &Error) -> bool {
+    matches!(
+        why.kind(),
+        ErrorKind::RuntimeEvents(
+            RuntimeEventsError::Ocaml4
+                | RuntimeEventsError::CannotSwitchOn { .. }
+                | RuntimeEventsError::NoVersion
+                | RuntimeEventsError::UnknownVersion { .. }
+        )
+    )
 }

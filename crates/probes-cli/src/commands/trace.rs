@@ -9,11 +9,13 @@ use probes_lib::{Action, Actions, Launch, Selector, Split};
 use super::changes::print_started;
 use super::follow;
 use super::program_with_events::EventsDirectory;
-use super::trace_observe::{self, ObserveFlags};
+use super::trace_observe;
 use super::wait::Wait;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{ActionFlags, Checked, OutputFlags, refuse_fields_in_json, with_regexp_help};
+use crate::flags::{
+    ActionFlags, Checked, ObserveFlags, OutputFlags, refuse_fields_in_json, with_regexp_help,
+};
 
 const HELP: &str = "\
 Without actions all probes are enabled. Returns as soon as the program runs; the program runs on in

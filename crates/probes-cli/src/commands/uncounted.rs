@@ -6,6 +6,7 @@ use std::path::Path;
 use probes_lib::{Counts, Observer, RefusedFunction, UnreadableObject};
 
 use super::open_target::warn_of_unreadable;
+use crate::flags::CallArgumentsFlag;
 use crate::messages::Messages;
 use crate::output::WarningKind;
 use crate::text::number_of;
@@ -167,4 +168,21 @@ fn why(refused: &[RefusedFunction]) -> String {
         .iter()
         .map(|(reason, count)| format!("{count} {reason}"));
     reasons.collect::<Vec<_>>().join(", ")
+}
+
+/// Says of how many functions no arguments are shown, because it is not known how many they have.
+pub(super) fn note_unknown_arguments(
+    messages: &Messages,
+    observer: &Observer,
+    arguments: CallArgumentsFlag,
+) {
+    let unknown = observer.functions_of_unknown_arguments();
+    if unknown > 0 && !arguments.is_given() {
+        let functions = number_of(unknown, "function");
+        let note = format!(
+            "how many arguments {functions} {} is not known, and none are shown: -args N shows N",
+            if unknown == 1 { "has" } else { "have" }
+        );
+        messages.note(&note);
+    }
 }

@@ -13,18 +13,18 @@ use super::observations::ObservationRequest;
 use super::open_target::sources;
 use super::opened_processes::ChosenProcesses;
 use super::readings::{Display, ReadingHandler, ShownReadings};
-use super::uncounted::{warn_of_missing_results, warn_of_uncounted};
+use super::uncounted::{note_unknown_arguments, warn_of_missing_results, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    CallArgumentsFlag, Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, ForkedFlag,
-    OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags,
-    positive, refuse_fields_in_json, with_regexp_help,
+    Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, ForkedFlag, OutputFlags, PathFlags,
+    SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json,
+    with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{self, Format, FunctionSources, Hits, Missing, ProcessHit, WarningKind};
-use crate::text::{number_of, number_that_were};
+use crate::text::number_that_were;
 use reservoir::Reservoir;
 
 /// How often the numbers of hits that were lost or skipped are reported.
@@ -241,23 +241,6 @@ fn say_unwatched(messages: &Messages, observer: &Observer, watched: &Watched) {
         warn_of_uncounted(messages, observer, "watched");
         warn_of_missing_results(messages, observer);
         note_unknown_arguments(messages, observer, watched.calls().arguments());
-    }
-}
-
-/// Says of how many functions no arguments are shown, because it is not known how many they have.
-pub(super) fn note_unknown_arguments(
-    messages: &Messages,
-    observer: &Observer,
-    arguments: CallArgumentsFlag,
-) {
-    let unknown = observer.functions_of_unknown_arguments();
-    if unknown > 0 && !arguments.is_given() {
-        let functions = number_of(unknown, "function");
-        let note = format!(
-            "how many arguments {functions} {} is not known, and none are shown: -args N shows N",
-            if unknown == 1 { "has" } else { "have" }
-        );
-        messages.note(&note);
     }
 }
 

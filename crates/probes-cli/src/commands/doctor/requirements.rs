@@ -4,7 +4,7 @@ use probes_lib::{
     Check, CheckKind, CheckResult, Denial, Diagnosis, ErrorKind, MemoryError, ProcessError,
 };
 
-use crate::commands::gc::is_without_events;
+use crate::commands::opened_events::is_without_events;
 use crate::output::{Ability, CommandAnswer};
 
 /// Something that a command needs.

@@ -24,10 +24,11 @@ use crate::commands::program_with_events::{AwaitedEvents, EventsDirectory, Progr
 use crate::commands::reading_times::COUNTS_INTERVAL;
 use crate::commands::started_program::StartedProgram;
 use crate::commands::step_failures::{StepFailures, report_failures};
-use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted_from_start};
+use crate::commands::uncounted::{
+    note_unknown_arguments, warn_of_missing_exits, warn_of_uncounted_from_start,
+};
 use crate::commands::until_exit::{Waiter, wait_and_record};
 use crate::commands::wait::Wait;
-use crate::commands::watch::note_unknown_arguments;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::Next;

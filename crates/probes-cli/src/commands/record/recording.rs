@@ -17,8 +17,8 @@ use super::sink::{MAX_KEPT, Sink};
 use super::timeline::Timeline;
 use super::waits::WaitsReader;
 use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
+use crate::commands::doubtful_times::warn_of_interleaved;
 use crate::commands::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
-use crate::commands::latency::warn_of_interleaved;
 use crate::commands::lost_switches::warn_of_lost_switches;
 use crate::commands::observations::Observations;
 use crate::commands::opened_events::{
@@ -26,9 +26,10 @@ use crate::commands::opened_events::{
 };
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::step_failures::StepFailures;
-use crate::commands::uncounted::{warn_of_missing_exits, warn_of_uncounted};
+use crate::commands::uncounted::{
+    note_unknown_arguments, warn_of_missing_exits, warn_of_uncounted,
+};
 use crate::commands::untyped::warn_of_slices_without_key;
-use crate::commands::watch::note_unknown_arguments;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
