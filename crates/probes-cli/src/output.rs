@@ -176,7 +176,7 @@ pub(crate) fn keyed(format: Format, keyed: &KeyedReport<'_>) -> Result<String, F
 pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<String, Failure> {
     #[derive(serde::Serialize)]
     #[serde(tag = "type", rename = "cleaned")]
-    struct View {
+    struct CleanedView {
         version: u32,
         pid: i32,
         sites: usize,
@@ -189,7 +189,7 @@ pub(crate) fn cleaned(format: Format, pid: i32, cleaned: CleanReport) -> Result<
             let row = vec![pid.to_string(), sites.to_string()];
             Ok(table::table(&["pid", "observed"], std::iter::once(row)))
         }
-        Format::Json => json(&View {
+        Format::Json => json(&CleanedView {
             version: VERSION,
             pid,
             sites,
@@ -206,7 +206,7 @@ pub(crate) fn serving(
 ) -> Result<String, Failure> {
     #[derive(serde::Serialize)]
     #[serde(tag = "type", rename = "serving")]
-    struct View<'v> {
+    struct ServingView<'v> {
         version: u32,
         url: &'v str,
         address: IpAddr,
@@ -216,7 +216,7 @@ pub(crate) fn serving(
     let url = format!("http://{address}/metrics");
     match format {
         Format::Plain | Format::Table => Ok(url + "\n"),
-        Format::Json => json(&View {
+        Format::Json => json(&ServingView {
             version: VERSION,
             url: &url,
             address: address.ip(),

@@ -91,7 +91,7 @@ fn pid_is_a_positive_decimal_number() {
         "self",
         "７",
     ] {
-        // A space cannot be typed into these test lines, which are split there.
+        // Not `command(line)`: that splits lines at spaces, and one of these pids has a space.
         let line = ["x", "info", "-pid", pid].map(OsString::from);
         let refused = parse(line);
         assert!(matches!(refused, Err(NoCommand::Usage(..))), "{pid:?}");

@@ -30,10 +30,10 @@ pub(super) fn print_changes(
 /// The notes and warnings about what was changed in a process that runs.
 pub(super) fn say_about_changes(messages: &Messages, report: &Report) {
     say_skipped(messages, report);
-    say_remarks(messages, report);
+    say_about_result(messages, report);
 }
 
-/// Prints what undoing an update has changed; without waiting, if the reader of the output did not read.
+/// Prints what undoing an update has changed. Does not wait for the reader of the output if it has stopped reading.
 pub(super) fn print_undone(
     output: &Output,
     messages: Messages,
@@ -44,7 +44,7 @@ pub(super) fn print_undone(
     if let Some(names) = join_first_few(&undone.skipped) {
         messages.note(&format!("no changes of {names} are left to undo"));
     }
-    say_remarks(&messages, undone);
+    say_about_result(&messages, undone);
     let text = text_of(output, Update::Undone, undone, shows_pid)?;
     let printed = if output_was_read {
         output.print(&text)
@@ -88,12 +88,16 @@ pub(super) fn print_started(
     say_skipped(&messages, report);
     let (program, pid) = (program.display(), report.pid);
     messages.step(format_args!("started {program} as process {pid}"));
-    print_set(output, Update::Started, report)
+    print_number_changed(output, Update::Started, report)
 }
 
 /// Says how many probes were changed. Lines between those of the traced program would be of little use:
 /// the changes are printed only as JSON, or into a file.
-pub(super) fn print_set(output: &Output, update: Update, report: &Report) -> Result<(), Failure> {
+pub(super) fn print_number_changed(
+    output: &Output,
+    update: Update,
+    report: &Report,
+) -> Result<(), Failure> {
     let pid = report.pid;
     let messages = output.messages.with_pid(pid);
     warn_of_refused_closures(&messages, pid, report.code_digest);
@@ -131,7 +135,8 @@ fn say_skipped(messages: &Messages, report: &Report) {
     }
 }
 
-pub(super) fn say_remarks(messages: &Messages, report: &Report) {
+/// The warnings about an update, and for how long it stopped the process.
+pub(super) fn say_about_result(messages: &Messages, report: &Report) {
     warn_of_still_enabled(messages, report);
     warn_of_refused_closures(messages, report.pid, report.code_digest);
     if report.stopped > Duration::ZERO {

@@ -90,7 +90,7 @@ pub(super) fn follow_launched(
         match event {
             FollowEvent::Set(report) => {
                 let printed = if has_begun {
-                    changes::print_set(output, Update::Changed, &report)
+                    changes::print_number_changed(output, Update::Changed, &report)
                 } else {
                     changes::print_started(output, program, &report)
                 };

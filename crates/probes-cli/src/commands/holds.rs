@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use probes_lib::{Hold, Holder, Holders, Options, ReleasedHold, Target};
 
-use super::changes::say_remarks;
+use super::changes::say_about_result;
 use super::process_failures::ProcessFailures;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
@@ -60,7 +60,7 @@ pub(super) fn release_dead(
                 }
                 None => {}
             }
-            say_remarks(&messages, &report);
+            say_about_result(&messages, &report);
             if let Some(names) = join_first_few(&report.not_undone) {
                 let why = format!(
                     "these stay held, because something else is in their code, or another command has disabled them: {names}"

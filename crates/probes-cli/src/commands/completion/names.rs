@@ -1,5 +1,5 @@
 //! The names that complete a word: pids with their programs, and the probes and functions of a process or file. A
-//! user waits for them: there are no more than can be found in a short time.
+//! user waits for them, so the search ends after [`TIME_LIMIT`], with what was found by then.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,11 +18,12 @@ use crate::text::number_of;
 /// How many names are shown at most.
 pub(super) const MAX_SHOWN: usize = 200;
 
-/// How many of those that fit are looked at, at most.
+/// How many names that begin with the typed word are collected, at most.
 const MAX_FOUND: usize = 100_000;
 
-/// How long names are looked for; without optimization, everything takes longer.
-const PATIENCE: Duration = Duration::from_millis(if cfg!(debug_assertions) { 10_000 } else { 40 });
+/// How long the search for names may take; without optimization, everything takes longer.
+const TIME_LIMIT: Duration =
+    Duration::from_millis(if cfg!(debug_assertions) { 10_000 } else { 40 });
 
 /// Which names complete a word.
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +41,7 @@ type FoundNames = BTreeMap<String, String>;
 /// The processes of this user, or of all users if this is root, whose pid begins with `typed`; kernel threads have no
 /// command.
 pub(super) fn pids(typed: &str) -> FoundNames {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIME_LIMIT;
     let own = geteuid();
     let mut found = FoundNames::new();
     for pid in probes_lib::pids().into_iter().flatten() {
@@ -65,7 +66,7 @@ pub(super) fn pids(typed: &str) -> FoundNames {
 
 /// The programs that processes run whose files this user may see, as -name takes them.
 pub(super) fn programs(typed: &str) -> FoundNames {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIME_LIMIT;
     let mut processes: BTreeMap<String, usize> = BTreeMap::new();
     for pid in probes_lib::pids().into_iter().flatten() {
         // A character that means something else in a regular expression has to be typed by hand.
@@ -113,7 +114,7 @@ pub(super) fn of_process(pid: i32, names: Names, typed: &str) -> FoundNames {
     })
 }
 
-/// The same of a file.
+/// Same as [`of_process`], for a file.
 pub(super) fn of_file(file: PathBuf, names: Names, typed: &str) -> FoundNames {
     let start = typed.to_owned();
     in_time(move |found| {
@@ -132,7 +133,7 @@ type Name = (String, String);
 
 /// Returns what `find` has sent when the time is over; what it does after that ends with this process.
 fn in_time(find: impl FnOnce(&SyncSender<Name>) -> Option<()> + Send + 'static) -> FoundNames {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIME_LIMIT;
     let (sender, receiver) = mpsc::sync_channel(1024);
     let spawned = thread::Builder::new().spawn(move || find(&sender));
     let mut found = FoundNames::new();
