@@ -281,7 +281,10 @@ impl fmt::Display for Failure {
                 "cannot undo the changes of {names}: their sites hold other bytes, such as a breakpoint"
             ),
             Failure::NotRemoved(pid, error) => {
-                write!(f, "process {pid} is still observed: {error}")
+                write!(
+                    f,
+                    "process {pid} is still observed, because removing the observation failed: {error}"
+                )
             }
             Failure::WriteFile(path, error) => {
                 write!(f, "cannot write {}: {}", path.display(), reason(error))

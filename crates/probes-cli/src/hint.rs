@@ -114,7 +114,7 @@ pub(crate) fn of_check(check: &Check, operand: &CommandTarget) -> Option<String>
     let failed = check.result() == CheckResult::Fail;
     let hint = match (check.kind(), operand) {
         (CheckKind::Seccomp, _) if !failed => {
-            "a command that observes says which call they refuse, and changes nothing then"
+            "`count` and the other commands that observe read the filters first: if one refuses a call, they name it and change nothing"
         }
         (CheckKind::MemoryLimit, CommandTarget::Process(pid)) if !failed => {
             return Some(format!("`prlimit --pid {pid}` shows and sets its limits"));
@@ -126,7 +126,7 @@ pub(crate) fn of_check(check: &Check, operand: &CommandTarget) -> Option<String>
         }
         (CheckKind::StaleObservation, CommandTarget::Process(pid)) => return Some(clean(*pid)),
         (CheckKind::PerfSamples, _) => {
-            "`profile` stops the threads that run for a moment instead; -live does not, and says what it lacks"
+            "`profile` stops running threads briefly instead; with -live it stops none, and says what is missing"
         }
         (CheckKind::Symbols, _) => KEEP_SYMBOLS,
         (CheckKind::Frametables, _) => "build it with -g",

@@ -17,7 +17,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use clap::{Arg, Command};
 
 use crate::flags::LATENCY_COMMAND;
-use crate::text::ocaml_string;
+use crate::text::{is_number, ocaml_string};
 use crate::usage::UsageError;
 
 /// A name is suggested if what was typed differs from it by at most this many typing errors, and by no more than
@@ -299,11 +299,6 @@ fn unexpected(command: &Command, subcommand: Option<&str>, word: &str) -> UsageE
         subcommand,
         format!("unexpected argument \"{word}\"{advice}"),
     )
-}
-
-/// Whether a word can be a pid.
-pub(crate) fn is_number(word: &str) -> bool {
-    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// The operand of a command, if it takes any.

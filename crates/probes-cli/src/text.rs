@@ -2,6 +2,7 @@
 //! or plural.
 
 use std::fmt::{self, Display};
+use std::str::FromStr;
 
 /// The number of lines that a terminal usually has.
 pub(crate) const TERMINAL_LINES: usize = 24;
@@ -115,6 +116,16 @@ pub(crate) fn join_first(few: usize, names: &[impl AsRef<str>]) -> Option<String
     }
 }
 
+/// Whether text is a whole number without a sign.
+pub(crate) fn is_number(typed: &str) -> bool {
+    !typed.is_empty() && typed.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Reads a whole number. [`str::parse`] would also take a sign.
+pub(crate) fn unsigned<T: FromStr>(typed: &str) -> Option<T> {
+    typed.parse().ok().filter(|_| is_number(typed))
+}
+
 /// `1 site`, `2 sites`: a number and what it counts.
 pub(crate) fn number_of(count: impl Display + PartialEq + From<u8>, noun: &str) -> String {
     let plural = match noun {
@@ -141,6 +152,15 @@ mod tests {
         assert_eq!(said, ["0 hits were", "1 hit was", "2 hits were"]);
         assert_eq!(number_of(1_usize, "process"), "1 process");
         assert_eq!(number_of(2_usize, "more process"), "2 more processes");
+    }
+
+    #[test]
+    fn unsigned_numbers_have_digits_only() {
+        assert_eq!(unsigned("0"), Some(0_u8));
+        assert_eq!(unsigned("007"), Some(7_u64));
+        for typed in ["", "+3", "-3", " 3", "3 ", "3.0", "0x3", "٣", "256"] {
+            assert_eq!(unsigned::<u8>(typed), None, "{typed}");
+        }
     }
 
     #[test]

@@ -16,8 +16,7 @@ use crate::flags::{
 use crate::hint::CommandTarget;
 use crate::output::{self, FunctionListing, Listing, WarningKind};
 use crate::progress::LongWork;
-use crate::spelling::is_number;
-use crate::text::{Escaped, number_of};
+use crate::text::{Escaped, is_number, number_of};
 use crate::usage::UsageError;
 
 const HELP: &str = "\

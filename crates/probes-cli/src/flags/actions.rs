@@ -52,7 +52,7 @@ pub(crate) struct ActionFlags {
 #[derive(Debug)]
 pub(crate) enum RequestedChange {
     Actions(Actions),
-    /// Undo what dead holders hold.
+    /// Undo what dead holders have changed.
     ReleaseDead,
 }
 

@@ -2,6 +2,8 @@
 
 use probes_lib::Observation;
 
+use crate::text::unsigned;
+
 /// The most arguments of a call that are shown.
 const MAX_ARGUMENTS: u8 = 6;
 
@@ -35,6 +37,20 @@ impl CallArgumentsFlag {
 
 /// Reads how many arguments are shown.
 fn arguments(typed: &str) -> Result<u8, String> {
-    let many = typed.parse().ok().filter(|many| *many <= MAX_ARGUMENTS);
+    let many = unsigned(typed).filter(|many| *many <= MAX_ARGUMENTS);
     many.ok_or_else(|| format!("\"{typed}\" is not a number from 0 to {MAX_ARGUMENTS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_arguments_has_no_sign() {
+        assert_eq!(arguments("0"), Ok(0));
+        assert_eq!(arguments("6"), Ok(6));
+        for typed in ["", "7", "+3", "-3", "256", "all"] {
+            assert!(arguments(typed).is_err(), "{typed}");
+        }
+    }
 }

@@ -7,6 +7,9 @@ use std::ops::Deref;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches, Id};
 
+/// What is wrong with `a,,b`, `a,` and an empty word.
+pub(super) const EMPTY_NAME: &str = "a name in the comma list is empty";
+
 /// A group of flags as clap reads it.
 pub(crate) trait Flags: Args {
     /// What the flags mean together.

@@ -31,11 +31,7 @@ impl Flags for CountedFlags {
     fn check(self) -> Result<Counted, String> {
         let mut functions = self.functions.selectors()?;
         functions.extend(self.usdt.selectors()?);
-        let probes = if !functions.is_empty() && self.probes.is_empty() {
-            Vec::new()
-        } else {
-            self.probes.check()?
-        };
+        let probes = self.probes.given_or_all(!functions.is_empty())?;
         Ok(Counted { probes, functions })
     }
 }

@@ -1,7 +1,8 @@
 //! Flags whose values are durations or numbers.
 
-use std::num::IntErrorKind;
 use std::time::Duration;
+
+use crate::text::{is_number, unsigned};
 
 // How long an observation lasts.
 #[derive(Debug, clap::Args)]
@@ -19,7 +20,9 @@ pub(crate) fn duration(typed: &str) -> Result<Duration, String> {
     }
     match humantime::parse_duration(typed) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        Ok(_) => Err(format!("\"{typed}\" is no time: it must be longer than 0")),
+        Ok(_) => Err(format!(
+            "\"{typed}\" is not a duration: it has to be longer than 0"
+        )),
         Err(humantime::DurationError::NumberOverflow) => Err(format!(
             "\"{typed}\" is too long, or finer than a nanosecond"
         )),
@@ -45,13 +48,9 @@ pub(crate) fn bound(typed: &str) -> Result<Duration, String> {
 
 /// Reads a number of things, at least one.
 pub(crate) fn positive(typed: &str) -> Result<u64, String> {
-    // `parse` would also take a sign.
-    let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
-    match typed.parse::<u64>() {
-        Ok(number) if is_number && number > 0 => Ok(number),
-        Err(error) if is_number && *error.kind() == IntErrorKind::PosOverflow => {
-            Err(format!("\"{typed}\" is too large"))
-        }
+    match unsigned(typed) {
+        Some(number) if number > 0 => Ok(number),
+        None if is_number(typed) => Err(format!("\"{typed}\" is too large")),
         _ => Err(format!("\"{typed}\" is not a whole number above 0")),
     }
 }

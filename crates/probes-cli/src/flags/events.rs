@@ -4,7 +4,7 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use probes_lib::Glob;
 
-use super::checked::{Flags, each_once};
+use super::checked::{EMPTY_NAME, Flags, each_once};
 
 /// The name that selects all events.
 const ALL: &str = "all";
@@ -42,7 +42,7 @@ impl EventFlags {
         let many = self.events.len();
         let globs: Vec<Glob> = self.events.into_iter().filter_map(|it| it.glob).collect();
         if many > 1 && globs.len() < many {
-            return Err("-events: all stands for all events, and others are given, too".to_owned());
+            return Err("-events: all cannot be combined with other names".to_owned());
         }
         Ok((many > 0).then_some(globs))
     }
@@ -51,7 +51,7 @@ impl EventFlags {
 fn event(typed: &str) -> Result<EventArgument, String> {
     let typed = typed.trim();
     let glob = match typed {
-        "" => return Err("a name is empty".to_owned()),
+        "" => return Err(EMPTY_NAME.to_owned()),
         ALL => None,
         _ => Some(
             typed

@@ -10,7 +10,6 @@ pub(crate) struct FilterFlags {
 }
 
 impl FilterFlags {
-    /// Whether it is given.
     pub(crate) fn is_given(&self) -> bool {
         self.expression.is_some()
     }

@@ -3,7 +3,7 @@
 // Whether processes that are forked are observed, too.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct ForkedFlag {
-    /// Also the processes that it has forked, and forks from now on
+    /// Also processes that it has forked or forks later
     #[arg(long)]
     pub(crate) follow: bool,
 }

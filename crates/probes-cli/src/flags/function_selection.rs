@@ -2,7 +2,8 @@
 
 use probes_lib::{CollectorWork, FunctionSelector, Glob, LiveAddr};
 
-use super::checked::each_once;
+use super::checked::{EMPTY_NAME, each_once};
+use crate::text::is_number;
 
 // Some functions, by what they are called or where they are.
 #[derive(Debug, clap::Args)]
@@ -139,7 +140,7 @@ fn function(typed: &str) -> Result<FunctionArgument, String> {
 
 fn selector(typed: &str) -> Result<FunctionSelector, String> {
     if typed.is_empty() {
-        return Err("a name is empty".to_owned());
+        return Err(EMPTY_NAME.to_owned());
     }
     if typed.starts_with('-') {
         return Err(format!("\"{typed}\" is not the name of a function"));
@@ -167,8 +168,7 @@ fn selector(typed: &str) -> Result<FunctionSelector, String> {
 fn source_line(typed: &str) -> Option<(&str, &str)> {
     let (file, line) = typed.rsplit_once(':')?;
     let is_file = !file.is_empty() && !file.ends_with(':');
-    let is_number = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_digit());
-    (is_file && is_number).then_some((file, line))
+    (is_file && is_number(line)).then_some((file, line))
 }
 
 #[cfg(test)]
@@ -221,7 +221,7 @@ mod tests {
                 "a.c:4294967296",
                 "\"a.c:4294967296\" is not a line of a file",
             ),
-            ("", "a name is empty"),
+            ("", EMPTY_NAME),
             ("-x", "\"-x\" is not the name of a function"),
             ("0x", "\"0x\" is not an address"),
             ("0x+1", "\"0x+1\" is not an address"),

@@ -51,7 +51,7 @@ fn counted_by(typed: &str) -> Result<ByKeys, Box<dyn Error + Send + Sync>> {
         return misplaced(stack, "stack cannot be combined with other keys");
     }
     if let Some(pid) = parts.iter().skip(1).find(|&&it| it == PID) {
-        return misplaced(pid, "pid is the first key, as in -by pid,arg0");
+        return misplaced(pid, "pid has to be the first key, as in -by pid,arg0");
     }
     let by_pid = parts.first() == Some(&PID);
     let rest = match typed.split_once(',') {

@@ -2,7 +2,7 @@
 
 use probes_lib::Selector;
 
-use super::checked::{Flags, each_once};
+use super::checked::{EMPTY_NAME, Flags, each_once};
 
 /// What a regular expression is, for the end of the help of each command that reads one.
 const REGEXP_HELP: &str = "\
@@ -28,9 +28,18 @@ pub(crate) struct ProbeFlags {
 }
 
 impl ProbeFlags {
-    /// Whether none is given.
-    pub(super) fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.regexp.is_none()
+    /// The probes that are given: none if there are none.
+    pub(super) fn given(self) -> Result<Vec<Selector>, String> {
+        self.given_or_all(true)
+    }
+
+    /// The probes that are given. If there are none: all, unless other things are selected instead.
+    pub(super) fn given_or_all(self, has_others: bool) -> Result<Vec<Selector>, String> {
+        let is_given = !self.names.is_empty() || self.regexp.is_some();
+        if has_others && !is_given {
+            return Ok(Vec::new());
+        }
+        self.check()
     }
 }
 
@@ -58,7 +67,7 @@ pub(crate) fn by_name(flag: &str, names: &[String]) -> Result<Vec<Selector>, Str
 pub(crate) fn probe_name(typed: &str) -> Result<String, String> {
     let typed = typed.trim();
     if typed.is_empty() {
-        return Err("a name is empty".to_owned());
+        return Err(EMPTY_NAME.to_owned());
     }
     if typed.starts_with('-') {
         return Err(format!("\"{typed}\" is not the name of a probe"));

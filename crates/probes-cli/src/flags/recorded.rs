@@ -66,11 +66,7 @@ impl Flags for RecordedFlags {
             return Err("-over needs -pair or -fn: it is about slices of these".to_owned());
         }
         functions.extend(self.usdt.selectors()?);
-        let probes = if self.probes.is_empty() {
-            Vec::new()
-        } else {
-            self.probes.check()?
-        };
+        let probes = self.probes.given()?;
         let has_points = self.until.is_some()
             || !probes.is_empty()
             || !functions.is_empty()

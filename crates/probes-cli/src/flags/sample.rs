@@ -4,6 +4,8 @@ use std::num::NonZeroU64;
 
 use probes_lib::Observation;
 
+use crate::text::unsigned;
+
 // Which hits are recorded.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct SampleFlag {
@@ -13,7 +15,6 @@ pub(crate) struct SampleFlag {
 }
 
 impl SampleFlag {
-    /// Whether it is given.
     pub(crate) fn is_given(self) -> bool {
         self.every.is_some()
     }
@@ -29,10 +30,7 @@ impl SampleFlag {
 
 /// Reads `1/N`.
 fn one_in(typed: &str) -> Result<NonZeroU64, String> {
-    let many = typed.strip_prefix("1/");
-    // `parse` would also take a sign.
-    let many = many.filter(|many| many.bytes().all(|byte| byte.is_ascii_digit()));
-    let many = many.and_then(|many| many.parse().ok());
+    let many = typed.strip_prefix("1/").and_then(unsigned);
     many.ok_or_else(|| {
         format!(
             "\"{typed}\" is not 1/N with a whole number N above 0, such as 1/1000: every 1000th hit"

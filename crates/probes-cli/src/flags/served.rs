@@ -74,11 +74,7 @@ impl Flags for ServedFlags {
         let timed = self.functions.selectors()?;
         let counted = self.usdt.selectors()?;
         let has_others = !pairs.is_empty() || !timed.is_empty() || !counted.is_empty() || self.gc;
-        let probes = if has_others && self.probes.is_empty() {
-            Vec::new()
-        } else {
-            self.probes.check()?
-        };
+        let probes = self.probes.given_or_all(has_others)?;
         let buckets = if self.buckets.is_empty() {
             BUCKETS.to_vec()
         } else {

@@ -2,6 +2,8 @@
 
 use probes_lib::Observation;
 
+use crate::text::unsigned;
+
 // The stacks of hits.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct StackFlag {
@@ -34,9 +36,7 @@ fn frames(typed: &str) -> Result<StackLimit, String> {
     if typed.is_empty() {
         return Ok(StackLimit(usize::MAX));
     }
-    // `parse` would also take a sign.
-    let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
-    let many = typed.parse().ok().filter(|many| is_number && *many > 0);
+    let many = unsigned(typed).filter(|many| *many > 0);
     let many = many.map(StackLimit);
     many.ok_or_else(|| format!("\"{typed}\" is not a number of frames above 0"))
 }

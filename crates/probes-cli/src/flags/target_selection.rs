@@ -13,6 +13,7 @@ use super::forked::ForkedFlag;
 use super::probe_selection::regexp;
 use crate::failure::Failure;
 use crate::messages::Messages;
+use crate::text::unsigned;
 
 // One process.
 #[derive(Debug, clap::Args)]
@@ -166,12 +167,8 @@ fn matches_from_start(name: &Regex, text: &str) -> bool {
 }
 
 pub(crate) fn pid(typed: &str) -> Result<i32, String> {
-    // `parse` would also take a sign.
-    let is_number = typed.bytes().all(|byte| byte.is_ascii_digit());
-    match typed.parse() {
-        Ok(pid) if is_number && pid > 0 => Ok(pid),
-        _ => Err(format!("\"{typed}\" is not a pid")),
-    }
+    let pid = unsigned(typed).filter(|pid| *pid > 0);
+    pid.ok_or_else(|| format!("\"{typed}\" is not a pid"))
 }
 
 fn program_name(typed: &str) -> Result<Regex, String> {

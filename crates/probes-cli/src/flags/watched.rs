@@ -60,11 +60,7 @@ impl Flags for WatchedFlags {
             self.calls.refuse_without("-fn")?;
         }
         functions.extend(self.usdt.selectors()?);
-        let probes = if self.probes.is_empty() {
-            Vec::new()
-        } else {
-            self.probes.check()?
-        };
+        let probes = self.probes.given()?;
         if probes.is_empty() && functions.is_empty() {
             return Err(
                 "needs -probe NAMES, -regexp RE, -fn GLOBS, -usdt GLOBS, -gc WORK or -events NAMES"

@@ -14,7 +14,7 @@ pub(super) fn as_function(name: &str, operand: &CommandTarget) -> Option<String>
                 "names of probes are not globs; -enable-regexp req_ and -disable-regexp req_ select those that begin with req_"
             }
             CommandTarget::Program(_) => {
-                "names of probes are not globs; -regexp req_, in trace -enable-regexp req_, selects those that begin with req_"
+                "names of probes are not globs; -regexp req_ (with trace: -enable-regexp req_) selects those that begin with req_"
             }
             CommandTarget::Process(_) | CommandTarget::File(_) => {
                 "names of probes are not globs; where a command has -regexp, -regexp req_ selects those that begin with req_"

@@ -30,8 +30,10 @@ pub(super) fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool)
         }
         ProcessError::Busy { .. }
         | ProcessError::ThreadsKeepStarting { .. }
-        | ProcessError::FollowerLost
-        | ProcessError::Executed => "try again",
+        | ProcessError::FollowerLost => "try again",
+        ProcessError::Executed => {
+            "it runs another program now: check that this is the one you mean, and try again"
+        }
         ProcessError::FollowerSilent => {
             return Some(format!(
                 "check whether its tracer is stopped (TracerPid in /proc/{}/status); `kill -CONT` resumes it",

@@ -63,7 +63,11 @@ fn blanks_in_comma_lists_are_ignored() {
     for list in ["-enable=shared, ", "-enable= ", "-enable= ,shared"] {
         let error = run("attach", list);
         assert_eq!(error.code, Some(2));
-        assert!(error.stderr.contains("a name is empty"), "{}", error.stderr);
+        assert!(
+            error.stderr.contains("a name in the comma list is empty"),
+            "{}",
+            error.stderr
+        );
     }
 }
 

@@ -524,7 +524,9 @@ fn failed_removal_is_reported_with_the_last_values() {
         let says = |what: &str| errors.iter().any(|line| line.contains(what));
         let clean = format!("observe -clean -pid {pid}");
         assert!(
-            says(&format!("process {pid} is still observed: ")),
+            says(&format!(
+                "process {pid} is still observed, because removing the observation failed: "
+            )),
             "{errors:?}"
         );
         assert!(says(&clean), "{errors:?}");

@@ -549,7 +549,7 @@ fn unknown_functions_are_errors() {
         ),
         ("-fn 0xcalls", "\"0xcalls\" is not an address"),
         ("-fn main,main", "-fn: \"main\" is given twice"),
-        ("-fn main,", "a name is empty"),
+        ("-fn main,", "a name in the comma list is empty"),
     ] {
         let usage = count(flags);
         assert_eq!(usage.code, Some(2));

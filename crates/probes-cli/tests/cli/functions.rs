@@ -50,7 +50,10 @@ fn comma_lists_are_those_of_counting() {
     let failure = run_command(tool.arg(&file)).failure();
     assert!(failure.contains(" matches f(int, int)\n"), "{failure}");
     let refused = run_on("list -functions main,", &file);
-    assert!(refused.stderr.contains("a name is empty"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("a name in the comma list is empty"),
+        "{refused:?}"
+    );
 }
 
 #[test]

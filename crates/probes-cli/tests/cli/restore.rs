@@ -364,7 +364,10 @@ fn attach_that_changes_nothing_does_not_wait() {
 #[test]
 fn invalid_durations_are_refused() {
     for (typed, why) in [
-        ("0s", "-for: \"0s\" is no time: it must be longer than 0"),
+        (
+            "0s",
+            "-for: \"0s\" is not a duration: it has to be longer than 0",
+        ),
         ("5", "-for: \"5\" has no unit; did you mean 5s?"),
         (
             "-5s",

@@ -141,6 +141,7 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "watch -pid 7 -probe a -fields time,args,time",
         "watch -pid 7 -probe a -fields time -json",
         "watch -pid 7 -probe a -paths long",
+        "watch -pid 7 -fn f -args +3",
         "watch -pid 7 -probe a -sample 1000",
         "watch -pid 7 -probe a -sample 1/0",
         "watch -pid 7 -fn f -sample 1/9 -results",

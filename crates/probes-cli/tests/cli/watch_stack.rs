@@ -215,7 +215,10 @@ fn hits_by_stack_are_drawn() {
         ),
         ("-by stack -sites", "-sites is not possible with -by"),
         ("-by stack,arg0", "stack cannot be combined with other keys"),
-        ("-by arg0,pid", "pid is the first key, as in -by pid,arg0"),
+        (
+            "-by arg0,pid",
+            "pid has to be the first key, as in -by pid,arg0",
+        ),
         ("-by pid,", "the expression is empty"),
     ];
     for (flags, why) in refused {

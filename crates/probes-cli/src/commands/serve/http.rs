@@ -29,6 +29,7 @@ use tokio::time::{sleep, timeout};
 
 use super::exposition::TextFormat;
 use super::notifications::{Notification, NotificationSender};
+use crate::text::is_number;
 
 /// How long a request may take to arrive.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -323,7 +324,7 @@ impl Client {
 /// Whether a `Host` header is localhost or an address, with or without a port.
 fn is_local(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        Some((name, port)) if port.is_empty() || is_number(port) => name,
         _ => host,
     };
     let address = name.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
