@@ -31,7 +31,7 @@ use nix::fcntl::OFlag;
 
 use crate::elf::ElfFile;
 use crate::error::{ElfDefect, Error, FileError, Operation, Result, RuntimeEventsError, Subject};
-use crate::observe::installed::events_switched_on;
+use crate::observe::install::installed::events_switched_on;
 use crate::process::Process;
 use crate::process::image::open_executable;
 use crate::process::maps::{DELETED, Mapping, read_maps};

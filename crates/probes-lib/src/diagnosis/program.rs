@@ -10,7 +10,7 @@ use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
 use crate::error::{
     Error, ErrorKind, MemoryPart, Operation, ProcessError, Result, RuntimeEventsError, number_of,
 };
-use crate::observe::installed::refuse_observed;
+use crate::observe::install::installed::refuse_observed;
 use crate::process::Process;
 use crate::process::code_files::{CodeFiles, CodeKind};
 use crate::process::denial;

@@ -4,7 +4,7 @@ use nix::fcntl::OFlag;
 
 use super::{Check, CheckKind};
 use crate::error::{Result, number_of};
-use crate::observe::installed::find;
+use crate::observe::install::installed::find;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{Process, pids};

@@ -7,7 +7,7 @@ use nix::fcntl::OFlag;
 use super::resolved_actions::ResolvedActions;
 use crate::error::{Error, Operation, ProcessError, Result};
 use crate::inject::loader_hook::LoaderHook;
-use crate::observe::shadow;
+use crate::observe::install::shadow;
 use crate::process::Process;
 use crate::process::denial;
 use crate::process::dynamic_loader;

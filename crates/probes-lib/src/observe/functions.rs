@@ -1,10 +1,14 @@
 //! [`ObservedFunctions`]: the functions that an observation counts, times or records, the candidates for the patches of
 //! each, and those that are left out, with the reason.
 
+mod arities;
+pub(crate) mod fibers;
 mod find;
 mod leaning;
 mod patches;
+mod usdt_arguments;
 mod wanted;
+pub(crate) mod watching;
 
 use std::collections::{BTreeSet, HashSet};
 use std::io;
@@ -17,11 +21,11 @@ use crate::error::Refusal;
 use crate::functions::Functions;
 use crate::memory::{ReadMemory, runs};
 use crate::observe::functions::patches::{Candidate, OtherPatches, TimedPatches};
+use crate::observe::functions::watching::Watching;
 use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::observation::CallOnce;
 use crate::observe::point::{PATCH_LEN, PatchBytes, Point, PointKind};
 use crate::observe::role::{FilterRole, IntegerRole, KeyRole, Role, StackKind};
-use crate::observe::watching::Watching;
 use crate::patch_plan::jump::PREFIX_LEN;
 use crate::patch_plan::site::PatchSite;
 use crate::process::code_files::MappedCode;

@@ -4,11 +4,14 @@ mod assemble;
 pub(crate) mod at_launch;
 mod fs_base;
 pub(crate) mod install_prepared;
+pub(crate) mod installed;
+pub(crate) mod observer_lock;
 pub(crate) mod patch;
 mod planned_patches;
 mod prepare;
 pub(crate) mod remove;
 mod semaphores;
+pub(crate) mod shadow;
 mod tsc_access;
 
 use std::io;

@@ -1,5 +1,6 @@
 //! [`ObservationPlan`]: which points of a program are observed, and what is recorded of each. Pure.
 
+pub(crate) mod available;
 mod site_roles;
 
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::error::{Error, FunctionError, ObserveError, ProbeError, Result};
 use crate::expression::Expression;
 use crate::expression::times::TimeRange;
 use crate::observe::buckets::Linear;
-use crate::observe::fibers::ProcessStacks;
+use crate::observe::functions::fibers::ProcessStacks;
 use crate::observe::functions::{ObservedFunction, ObservedFunctions};
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::calls::CallsLayout;

@@ -5,12 +5,16 @@ pub(crate) mod calls;
 pub(crate) mod copied_stack;
 pub(crate) mod counts;
 pub(crate) mod data_source;
+pub(crate) mod discarded;
 pub(crate) mod events;
+pub(crate) mod forked;
 pub(crate) mod histograms;
 pub(crate) mod keyed_times;
 pub(crate) mod keyed_values;
 pub(crate) mod keys;
 pub(crate) mod latency;
+pub(crate) mod loaded_later;
+pub(crate) mod page_table;
 pub(crate) mod ring;
 pub(crate) mod times;
 pub(crate) mod value;
@@ -20,12 +24,12 @@ use std::sync::Mutex;
 
 use self::data_source::SharedData;
 use self::events::EventReader;
-use crate::observe::discarded::DiscardCheck;
-use crate::observe::forked::ForkCheck;
+use crate::observe::install::observer_lock::ObserverLock;
 use crate::observe::layout::arena::Arena;
-use crate::observe::loaded_later::LoadedLater;
-use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
+use crate::observe::read::discarded::DiscardCheck;
+use crate::observe::read::forked::ForkCheck;
+use crate::observe::read::loaded_later::LoadedLater;
 use crate::ticks::TickMeasurement;
 
 /// An observation that is installed in a process.

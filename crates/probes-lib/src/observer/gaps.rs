@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::sync::{MutexGuard, PoisonError};
 
 use crate::error::Result;
-use crate::observe::discarded::DiscardCheck;
-use crate::observe::forked::{ForkCheck, with_copies};
-use crate::observe::installed::{find_points, refuse_replaced};
-use crate::observe::loaded_later::LoadedLater;
+use crate::observe::install::installed::{find_points, refuse_replaced};
+use crate::observe::read::discarded::DiscardCheck;
+use crate::observe::read::forked::{ForkCheck, with_copies};
+use crate::observe::read::loaded_later::LoadedLater;
 use crate::observe::{DiscardedPatches, ForkedChildren};
 use crate::observer::Observer;
 use crate::process::maps::read_maps;

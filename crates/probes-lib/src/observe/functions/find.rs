@@ -8,18 +8,18 @@ use crate::elf::functions::FunctionName;
 use crate::elf::mangling::Language;
 use crate::error::{ElfDefect, Error, ErrorKind, FileError, FunctionError, Refusal, Result};
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
-use crate::observe::fibers::ProcessStacks;
 use crate::observe::frame_id::has_runtime;
+use crate::observe::functions::fibers::ProcessStacks;
 use crate::observe::functions::patches::Patching;
 use crate::observe::functions::wanted::{
     EndsByPlace, ExpressionsByKind, KnownPlace, PlaceKey, PlaceKinds, Wanted,
 };
+use crate::observe::functions::watching::KnownArguments;
 use crate::observe::functions::{ObservedFunction, ObservedFunctions, WantedFunction};
 use crate::observe::layout::calls::MAX_TIMED;
 use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::{Marks, PairEnd, Role};
-use crate::observe::watching::KnownArguments;
 use crate::patch_plan::EntryPlanner;
 use crate::process::object::UnreadableObject;
 use crate::select::function::FunctionSelector;

@@ -8,14 +8,14 @@ use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Regist
 use crate::address::{CodeRange, FileAddr, LoadBias};
 use crate::error::Refusal;
 use crate::functions::FunctionPlace;
-use crate::observe::fibers::ProcessStacks;
 use crate::observe::functions::Timing;
+use crate::observe::functions::fibers::ProcessStacks;
 use crate::observe::functions::wanted::{CompiledExpressions, KnownPlace, Wanted, asks_at_end};
+use crate::observe::functions::watching::{KnownArguments, Watching};
 #[cfg(test)]
 use crate::observe::functions::{ObservedFunction, ObservedFunctions, WantedFunction};
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes};
 use crate::observe::role::{Role, StackKind};
-use crate::observe::watching::{KnownArguments, Watching};
 #[cfg(test)]
 use crate::patch_plan::code::Code;
 use crate::patch_plan::jump::{Jump, PREFIX_LEN, SHORT_LEN};

@@ -8,12 +8,12 @@ use crate::elf::mangling::Language;
 use crate::error::{ObserveError, Refusal, Result};
 use crate::expression::{BadExpression, Expression, Keys, Scope};
 use crate::functions::{FunctionObject, FunctionPlace};
-use crate::observe::fibers::{self, ProcessStacks};
+use crate::observe::functions::fibers::{self, ProcessStacks};
+use crate::observe::functions::watching::{KnownArguments, Watching, marking_register};
 use crate::observe::observation::Observation;
 use crate::observe::role::{
     ArgumentSource, FilterRole, IntegerRole, KeyRole, Marks, PairEnd, PairFilter, Role, StackKind,
 };
-use crate::observe::watching::{KnownArguments, Watching, marking_register};
 
 /// Tells a place from others of the process.
 #[derive(PartialEq, Eq, Hash)]

@@ -7,7 +7,7 @@ use crate::expression::ExpressionProblem;
 use crate::observe::install::exited_of_read;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;
-use crate::observe::placement::{self, Placed};
+use crate::observe::layout::placement::{self, Placed};
 use crate::observe::plan::ObservationPlan;
 use crate::observe::trampoline::{self, ArenaCode};
 use crate::process::Process;

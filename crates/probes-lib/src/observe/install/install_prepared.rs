@@ -9,8 +9,7 @@ use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::permissions::{Permissions, why_unreadable};
 use crate::memory::{ReadMemory, WriteMemory};
-use crate::observe::discarded::DiscardCheck;
-use crate::observe::forked::ForkCheck;
+use crate::observe::install::installed::refuse_missing;
 use crate::observe::install::patch;
 use crate::observe::install::planned_patches::PlannedPatches;
 use crate::observe::install::prepare::Prepared;
@@ -18,20 +17,21 @@ use crate::observe::install::{
     MAPPINGS, exited_of_read, map_calls, mapped_together, semaphores, tsc_access, wipe_calls,
     write_code, write_shared,
 };
-use crate::observe::installed::refuse_missing;
 use crate::observe::layout::arena::{Arena, HEADER_LEN};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::{self, validity};
 use crate::observe::layout::stack_copies::StackCopies;
-use crate::observe::loaded_later::LoadedLater;
-use crate::observe::page_table::PageTable;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::data_source::{DataMapping, SharedData};
+use crate::observe::read::discarded::DiscardCheck;
 use crate::observe::read::events::{EventReader, ThreadIds};
+use crate::observe::read::forked::ForkCheck;
+use crate::observe::read::loaded_later::LoadedLater;
+use crate::observe::read::page_table::PageTable;
 use crate::observe::value_pages::ValuePages;
 use crate::process::Process;
-use crate::process::limits::{self};
+use crate::process::limits;
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
 use crate::site::JMP;

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
     use crate::memory::CounterFault;
     use crate::memory::double::{SliceMemory, WriteFault};
-    use crate::observe::installed::read_each;
+    use crate::observe::install::installed::read_each;
     use crate::site::CALL;
 
     const START: u64 = 0x10000;

@@ -17,6 +17,7 @@ use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::page_copies::PageCopies;
 use crate::observe::install::assemble::place_all;
+use crate::observe::install::observer_lock::ObserverLock;
 use crate::observe::install::planned_patches::{PlannedPatches, copied};
 use crate::observe::install::{
     fs_base, map_calls, mapped_together, tsc_access, unmap_call, unmapped_together, wipe_calls,
@@ -25,7 +26,6 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::readable_pages::ReadablePages;
 use crate::observe::layout::rows::CLAIMS_MAPPED;
 use crate::observe::layout::shared::PAGES_MAPPED;
-use crate::observe::observer_lock::ObserverLock;
 use crate::observe::plan::ObservationPlan;
 use crate::observe::read::data_source::DataMapping;
 use crate::observe::read::events::{PAGES_VALID_FOR, ThreadIds};

@@ -13,12 +13,12 @@ use crate::inject::injected_call::{self, InjectedCall};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::ReadMemory;
 use crate::memory::page_copies::PageCopies;
+use crate::observe::install::installed::{
+    self, FoundPlace, find_points, has_observer, refuse_missing, refuse_replaced,
+};
 use crate::observe::install::patch::{self, Patch};
 use crate::observe::install::{
     exited_of_read, semaphores, unmap_call, unmapped_together, write_code, write_shared,
-};
-use crate::observe::installed::{
-    self, FoundPlace, find_points, has_observer, refuse_missing, refuse_replaced,
 };
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::observer_record::ObserverRecord;

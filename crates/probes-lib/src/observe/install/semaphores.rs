@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, ObserveError, Result};
 use crate::memory::{ReadMemory, WriteMemory};
-use crate::observe::installed::find_points;
+use crate::observe::install::installed::find_points;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::semaphores::{PROGRESS_LEN, Progress, WordChange};
 use crate::process::Process;

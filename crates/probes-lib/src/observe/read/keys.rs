@@ -14,6 +14,7 @@ use crate::observe::plan::{KeyFormat, ObservationPlan};
 use crate::observe::read::counts::{Counts, read_keyed_hits};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
+use crate::observe::read::value::string_in;
 use crate::observe::role::KeyKind;
 
 /// How often hits had each key ([`Observation::by`](crate::Observation::by)). The hits of all keys, those of other keys
@@ -295,8 +296,7 @@ fn key(slot: &[u8], format: &KeyFormat) -> Option<Vec<Key>> {
     parts.collect()
 }
 
-/// Returns the string in a slot ([`text`]). The last byte of a string of OCaml says how many others of its last word
-/// are not part of it; of a long one, the last word is not in the slot.
+/// Returns the string in a slot ([`text`]). Of a long one of OCaml, the last word is not in the slot.
 fn string(many: u64, words: &[u8]) -> Key {
     let mut bytes = words.to_vec();
     if let Some(len) = many.checked_sub(text::OF_C) {
@@ -306,8 +306,7 @@ fn string(many: u64, words: &[u8]) -> Key {
     }
     if many <= text::WORDS {
         bytes.truncate(8 * many as usize);
-        let unused = usize::from(bytes.last().copied().unwrap_or(0)) + 1;
-        bytes.truncate(bytes.len().saturating_sub(unused));
+        bytes.truncate(string_in(&bytes).map_or(0, <[u8]>::len));
     }
     Key::Text {
         bytes,

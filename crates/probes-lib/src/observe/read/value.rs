@@ -366,19 +366,19 @@ fn floats(words: &[u8], size: u64) -> Option<Value> {
     (!numbers.is_empty()).then_some(Value::Floats { numbers, size })
 }
 
-/// Returns a string. The last byte of a string's block is the number of bytes before that byte
-/// that do not belong to the string.
+/// Returns the bytes of the string of OCaml in a block: its last byte is the number of bytes before that byte that do not
+/// belong to the string.
+pub(super) fn string_in(block: &[u8]) -> Option<&[u8]> {
+    let (&unused, others) = block.split_last()?;
+    others.get(..others.len().checked_sub(unused.into())?)
+}
+
+/// Returns the string in a block of this size, from the first words of the block.
 fn string(words: &[u8], size: u64) -> Option<Value> {
-    let &unused = words.last()?;
     let is_copied = size <= record::COPY_WORDS;
-    let len = if is_copied {
-        words.len().checked_sub(1 + usize::from(unused))?
-    } else {
-        words.len()
-    };
-    let bytes = words.get(..len)?;
-    let is_whole = is_copied && len <= SHOWN;
-    let shown = if is_whole { len } else { cut(bytes) };
+    let bytes = if is_copied { string_in(words)? } else { words };
+    let is_whole = is_copied && bytes.len() <= SHOWN;
+    let shown = if is_whole { bytes.len() } else { cut(bytes) };
     let bytes = bytes[..shown].to_vec();
     Some(Value::String { bytes, is_whole })
 }

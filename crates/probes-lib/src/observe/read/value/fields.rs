@@ -1,7 +1,7 @@
 //! Decodes what was copied of the fields of a block; [`fields`] has the format. It may be anything: the program can
 //! overwrite it. Pure.
 
-use super::{CustomKind, Value, of_custom, size_of, word};
+use super::{CustomKind, Value, of_custom, size_of, string_in, word};
 use crate::observe::layout::shared::fields;
 
 /// Decodes a block of this tag and size, from the words that were copied of it.
@@ -180,14 +180,13 @@ impl<'r> Fields<'r> {
 /// Decodes the string in a block of this size, from the first words of the block.
 fn string(words: &[u8], size: u64) -> Option<Value> {
     let is_whole = words.len() as u64 == size.checked_mul(8)?;
-    let len = if is_whole {
-        let unused = usize::from(*words.last()?);
-        words.len().checked_sub(1 + unused)?
+    let bytes = if is_whole {
+        string_in(words)?
     } else {
-        words.len() - split_at_end(words)
+        words.get(..words.len() - split_at_end(words))?
     };
     Some(Value::String {
-        bytes: words.get(..len)?.to_vec(),
+        bytes: bytes.to_vec(),
         is_whole,
     })
 }

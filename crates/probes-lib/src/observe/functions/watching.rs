@@ -14,12 +14,12 @@ use crate::elf::parameters::{self, RegisterValue, Signature};
 use crate::expression::MAX_ARGUMENTS;
 use crate::expression::{Parameter, ParameterKind, Scope};
 use crate::functions::{FunctionObject, FunctionPlace, Functions, SelectedBy};
-use crate::observe::arities::Currying;
+use crate::observe::functions::arities::Currying;
+use crate::observe::functions::usdt_arguments::{UsdtArgument, usdt_arguments};
 use crate::observe::observation::Observation;
 use crate::observe::role::{
     ArgumentFormat, ArgumentSource, FunctionPart, WatchRole, WatchedFunction, WordKind,
 };
-use crate::observe::usdt_arguments::{UsdtArgument, usdt_arguments};
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::process::seccomp::OwnFilters;

@@ -2,7 +2,7 @@
 //! [`Shadow`] of the arenas that are found installed in it.
 
 use crate::memory::shadow::{Shadow, Shadowed, ShadowedSite};
-use crate::observe::installed::{find, find_points, observer_in};
+use crate::observe::install::installed::{find, find_points, observer_in};
 use crate::observe::layout::arena::Arena;
 use crate::process::Process;
 use crate::process::maps::Mapping;

@@ -11,7 +11,7 @@ use crate::error::{Error, ProcessError};
 use crate::memory::ReadMemory;
 use crate::observe::install::write_shared;
 use crate::observe::layout::arena::Arena;
-use crate::observe::page_table::PageTable;
+use crate::observe::read::page_table::PageTable;
 use crate::process::children::children;
 use crate::process::memory::ProcessMemory;
 use crate::process::tool::since_boot;
