@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use probes_lib::{Observation, Observer, Options, Target};
 
 use super::closures::warn_of_refused_closures;
+use super::gaps::Gaps;
 use super::observation_messages::observe_by;
 use super::observed_processes::ObservedProcesses;
 use super::process_failures::ProcessFailures;
@@ -121,7 +122,7 @@ impl<'o> Observations<'o> {
         Ok(observations)
     }
 
-    /// No process yet, and one to come.
+    /// Of no process yet: for an answer about one, which is added next.
     fn none(
         signals: TerminationSignals,
         duration: Option<Duration>,
@@ -138,7 +139,7 @@ impl<'o> Observations<'o> {
         })
     }
 
-    /// The same, of hits that are asked for the results of functions, or not.
+    /// The same. `of_results` says whether hits are asked for the results of functions.
     pub(super) fn of_results(self, of_results: bool) -> Observations<'o> {
         Observations { of_results, ..self }
     }
@@ -166,8 +167,7 @@ impl<'o> Observations<'o> {
         handler: &mut H,
     ) -> Outcome<H::Reading> {
         let mut last = Vec::new();
-        self.processes.observe_forked(handler);
-        let begun = self.processes.begin_time();
+        let begun = self.processes.begin_time(handler);
         let end = self.duration.and_then(|after| begun.checked_add(after));
         self.interruptible.set_deadline(end);
         let mut shown = Ok(());
@@ -183,8 +183,9 @@ impl<'o> Observations<'o> {
         if self.reads_all_before_removal {
             processes.read_last(lasted, &mut last, handler);
         }
-        // Whatever has failed so far.
+        // Whatever has failed so far, and before a signal or a reader that does not read can keep us from it.
         let removed = processes.remove_all(self.interruptible.signals());
+        let unrestored = processes.restore_forked();
         let (output_was_read, rest_printed) = self.interruptible.end();
         let mut failures = StepFailures::default();
         failures.add(rest_printed);
@@ -194,7 +195,10 @@ impl<'o> Observations<'o> {
         }
         failures.add(shown);
         let read_until = processes.take_results(removed, lasted, &mut last, handler);
-        processes.restore_forked();
+        for (pid, error) in unrestored {
+            let failure = Failure::of_removal(pid, error);
+            processes.failures.add(pid, failure);
+        }
         Outcome {
             extra_time: processes.extra_time(),
             targets: processes.targets().to_vec(),
@@ -204,7 +208,7 @@ impl<'o> Observations<'o> {
             output_was_read,
             of_results: self.of_results,
             failures,
-            processes,
+            unreported: processes.unreported(),
         }
     }
 
@@ -234,28 +238,29 @@ impl<'o> Observations<'o> {
             }
             let began = thread_time();
             let processes = &mut self.processes;
-            let known = processes.known_and_running();
-            processes.read_each(at, last, handler);
+            let has_lost = processes.read_each(at, last, handler);
             let took = reading_time(processes.observers(), began);
-            processes.observe_forked(handler);
-            let now = processes.known_and_running();
-            let have_exited = matches!(wait_end, WaitEnd::Exited) && now.0 == known.0;
-            if have_exited || now.1 == 0 {
+            let has_found = processes.observe_forked(handler);
+            let have_exited = matches!(wait_end, WaitEnd::Exited) && !has_found;
+            if have_exited || processes.running_observers().next().is_none() {
                 return Ok(());
             }
-            if now != known {
+            if has_lost || has_found {
                 running = processes.to_wait_for()?;
             }
             interval = display.next_read(handler, processes.running_observers());
             if at >= next {
-                if display.table.is_none() {
+                let mut gaps = Gaps::default();
+                if display.table.is_some() {
+                    gaps = processes.gaps();
+                } else {
                     processes.warn_of_gaps();
                 }
                 let shown = ShownReadings {
                     targets: processes.targets(),
                     each: last,
                     at,
-                    gaps: processes.gaps(),
+                    gaps,
                     table: display.table.as_mut(),
                 };
                 if let Next::Stop = handler.show(shown, &mut self.interruptible)? {

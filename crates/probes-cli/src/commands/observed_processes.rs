@@ -12,7 +12,7 @@ use super::gaps::{GapWarning, Gaps};
 use super::observation_messages::{observe_by, warn_of_still_mapped, warn_of_unread_end};
 use super::open_target::describe;
 use super::process_failures::ProcessFailures;
-use super::readings::ReadingHandler;
+use super::readings::{ReadingHandler, Unreported};
 use super::undo::retry_each;
 use crate::failure::{Failure, exit_or_exec};
 use crate::messages::Messages;
@@ -44,6 +44,8 @@ struct ObservedProcess {
     failed_at: Option<Duration>,
     /// Why a reading failed, until that is reported; not if it has exited or exec'd.
     read_error: Option<Error>,
+    /// Whether a reading has failed because another tool has replaced the observer.
+    was_replaced: bool,
     /// Since when it is observed.
     since: Instant,
     warning: GapWarning,
@@ -58,6 +60,7 @@ impl ObservedProcess {
             is_read_last: false,
             failed_at: None,
             read_error: None,
+            was_replaced: false,
             since: Instant::now(),
             warning: GapWarning::default(),
         }
@@ -110,7 +113,7 @@ impl FollowedForks {
 }
 
 impl ObservedProcesses {
-    /// None yet, and one to come, about which the answer is.
+    /// None yet: for an answer about one process, which is added next.
     pub(super) fn of_one(messages: Messages) -> ObservedProcesses {
         ObservedProcesses {
             is_of_one: true,
@@ -162,9 +165,13 @@ impl ObservedProcesses {
         self.targets.iter().map(messages).zip(self.observers())
     }
 
-    /// Begins the time of the observation, now that all processes are observed.
-    pub(super) fn begin_time(&mut self) -> Instant {
-        self.begun = Instant::now();
+    /// Returns when the time of the observation has begun: for one process when it was observed, for several now that all
+    /// are observed, also those that they have forked before.
+    pub(super) fn begin_time(&mut self, handler: &mut impl ReadingHandler) -> Instant {
+        if !self.is_of_one {
+            self.observe_forked(handler);
+            self.begun = Instant::now();
+        }
         self.begun
     }
 
@@ -177,14 +184,10 @@ impl ObservedProcesses {
         extra_times().max().unwrap_or_default() - last.unwrap_or_default()
     }
 
-    /// How many processes were observed so far, and how many are still read.
-    pub(super) fn known_and_running(&self) -> (usize, usize) {
-        (self.each.len(), self.running().count())
-    }
-
     pub(super) fn add(&mut self, target: Target, observer: Observer) {
         self.each.push(ObservedProcess::of(observer));
         self.targets.push(target);
+        self.begun = Instant::now();
     }
 
     /// The observers of the processes that are read.
@@ -202,40 +205,43 @@ impl ObservedProcesses {
         RunningProcesses::of(self.running().map(|(_, target)| target))
     }
 
-    /// Reads each process. One that can be read no more is not read again.
+    /// Reads each process. One that can be read no more is not read again. Returns whether there is one more of these.
     pub(super) fn read_each<H: ReadingHandler>(
         &mut self,
         at: Duration,
         last: &mut Vec<(i32, H::Reading)>,
         handler: &mut H,
-    ) {
+    ) -> bool {
+        let mut has_lost = false;
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
             if one.failed_at.is_some() {
                 continue;
             }
             let pid = target.pid();
             let extra_time = one.extra_time(self.begun);
-            match handler.read(pid, &mut one.observer, extra_time) {
+            let error = match handler.read(pid, &mut one.observer, extra_time) {
                 Ok(Some(reading)) => {
                     one.read_at = Some(at);
                     one.keep(last, pid, reading);
+                    continue;
                 }
-                Ok(None) => {}
-                Err(error) => {
-                    one.failed_at = Some(at);
-                    if exit_or_exec(&error).is_some() {
-                        continue;
-                    }
-                    if self.is_of_one {
-                        // The removal may say more.
-                        one.read_error = Some(error);
-                    } else {
-                        // At once, because the others may take long.
-                        self.failures.add(pid, Failure::of_process(pid)(error));
-                    }
-                }
+                Ok(None) => continue,
+                Err(error) => error,
+            };
+            one.failed_at = Some(at);
+            has_lost = true;
+            if exit_or_exec(&error).is_some() {
+                continue;
+            }
+            one.was_replaced = error.is_replaced();
+            if self.is_of_one {
+                // The removal may say more.
+                one.read_error = Some(error);
+            } else {
+                self.failures.add(pid, Failure::of_process(pid)(error));
             }
         }
+        has_lost
     }
 
     /// Reads each process once more. Of those that cannot be read, the removal tells what is wrong.
@@ -285,48 +291,67 @@ impl ObservedProcesses {
         handler: &mut H,
     ) -> Duration {
         let mut read_until = None;
-        for ((one, target), removed) in self.each.iter_mut().zip(&self.targets).zip(removed) {
-            let pid = target.pid();
-            let messages = self.failures.messages(pid);
-            let extra_time = one.extra_time(self.begun);
+        for (index, removed) in removed.into_iter().enumerate() {
             let was_read_at = match removed {
                 Ok(report) => {
-                    warn_of_still_mapped(&messages, pid, report.still_mapped);
-                    warn_of_unrestored(&messages, pid, &report);
-                    if let Some(error) = one.read_error.take() {
-                        self.failures.add(pid, Failure::of_process(pid)(error));
-                    }
-                    let reading = handler.last(pid, report, extra_time);
-                    if !one.is_read_last {
-                        one.keep(last, pid, reading);
-                    }
+                    self.take_report(index, report, last, handler);
                     Some(lasted)
                 }
                 Err(error) => {
-                    if let Some(exit_or_exec) = exit_or_exec(&error) {
-                        // The others are read no later than one that was read last.
-                        if !one.is_read_last {
-                            let subject = if self.is_of_one {
-                                format!("the process {exit_or_exec}")
-                            } else {
-                                format!("process {pid} {exit_or_exec}")
-                            };
-                            let ended = one.failed_at.unwrap_or(lasted);
-                            warn_of_unread_end(&messages, &subject, one.read_at, ended);
-                        }
-                    } else if !(error.is_replaced() && self.failures.has(pid)) {
-                        // The earlier error is more likely to name the observer that replaced this one.
-                        let earlier = one.read_error.take().filter(Error::is_replaced);
-                        let error = earlier.unwrap_or(error);
-                        note_last_reading(&messages, pid, &error);
-                        self.failures.add(pid, Failure::of_removal(pid, error));
-                    }
-                    one.read_at
+                    self.take_error(index, error, lasted);
+                    self.each[index].read_at
                 }
             };
             read_until = read_until.max(was_read_at);
         }
         read_until.unwrap_or(lasted)
+    }
+
+    fn take_report<H: ReadingHandler>(
+        &mut self,
+        index: usize,
+        report: ObservationReport,
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
+    ) {
+        let (one, pid) = (&mut self.each[index], self.targets[index].pid());
+        let messages = self.failures.messages(pid);
+        warn_of_still_mapped(&messages, pid, report.still_mapped);
+        warn_of_unrestored(&messages, pid, &report);
+        if let Some(error) = one.read_error.take() {
+            self.failures.add(pid, Failure::of_process(pid)(error));
+        }
+        let reading = handler.last(pid, report, one.extra_time(self.begun));
+        if !one.is_read_last {
+            one.keep(last, pid, reading);
+        }
+    }
+
+    /// The observation of a process could not be removed.
+    fn take_error(&mut self, index: usize, error: Error, lasted: Duration) {
+        let (one, pid) = (&mut self.each[index], self.targets[index].pid());
+        let messages = self.failures.messages(pid);
+        if let Some(exit_or_exec) = exit_or_exec(&error) {
+            // The others are read no later than one that was read last.
+            if !one.is_read_last {
+                let subject = if self.is_of_one {
+                    format!("the process {exit_or_exec}")
+                } else {
+                    format!("process {pid} {exit_or_exec}")
+                };
+                let ended = one.failed_at.unwrap_or(lasted);
+                warn_of_unread_end(&messages, &subject, one.read_at, ended);
+            }
+            return;
+        }
+        note_last_reading(&messages, pid, &error);
+        // The earlier error is more likely to name the observer that replaced this one.
+        let earlier = one.read_error.take().filter(Error::is_replaced);
+        let is_reported = one.was_replaced && earlier.is_none() && error.is_replaced();
+        if !is_reported {
+            let error = earlier.unwrap_or(error);
+            self.failures.add(pid, Failure::of_removal(pid, error));
+        }
     }
 
     /// Warns of what the observations miss, as far as is known and was not said.
@@ -355,10 +380,11 @@ impl ObservedProcesses {
         }
     }
 
-    /// Observes forked processes by themselves, if that is asked for and it is time.
-    pub(super) fn observe_forked(&mut self, handler: &mut impl ReadingHandler) {
+    /// Observes forked processes by themselves, if that is asked for and it is time. Returns whether there are more.
+    pub(super) fn observe_forked(&mut self, handler: &mut impl ReadingHandler) -> bool {
+        let known = self.each.len();
         let Some(forked) = &mut self.forked else {
-            return;
+            return false;
         };
         let observed = self.each.iter().zip(&self.targets);
         let observed = observed.map(|(one, target)| one.as_parent(target));
@@ -375,17 +401,27 @@ impl ObservedProcesses {
                 Err(failure) => self.failures.add(it.pid, failure),
             }
         }
+        self.each.len() > known
     }
 
-    /// Restores forked processes whose hits were recorded with a process that has exited.
-    pub(super) fn restore_forked(&mut self) {
-        let Some(forked) = &self.forked else {
-            return;
-        };
+    /// Restores forked processes whose hits were recorded with a process that has exited. Returns the failures.
+    pub(super) fn restore_forked(&self) -> Vec<(i32, Error)> {
         let observed = self.each.iter().zip(&self.targets);
         let observed = observed.map(|(one, target)| one.as_parent(target));
-        for (pid, error) in forked.processes.restore(observed) {
-            self.failures.add(pid, Failure::of_removal(pid, error));
+        let forked = self.forked.as_ref();
+        forked.map_or_else(Vec::new, |forked| forked.processes.restore(observed))
+    }
+
+    /// Ends the observations, and returns what is to be reported after the results are printed.
+    pub(super) fn unreported(self) -> Unreported {
+        let gaps = self.each.iter().zip(&self.targets);
+        let gaps: Vec<(i32, Gaps)> = gaps
+            .map(|(one, target)| (target.pid(), self.gaps_of(&one.observer)))
+            .collect();
+        let warnings = self.each.into_iter().map(|one| one.warning);
+        Unreported {
+            gaps: warnings.zip(gaps).collect(),
+            failures: self.failures,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`ProcessFailures`]: what failed for some of several processes.
+//! [`ProcessFailures`]: what failed for the processes that a command works on.
 
 use std::collections::HashSet;
 
@@ -102,11 +102,6 @@ impl ProcessFailures {
         }
     }
 
-    /// Whether a process has failed.
-    pub(super) fn has(&self, pid: i32) -> bool {
-        self.list.iter().any(|(failed, _)| *failed == pid)
-    }
-
     /// Whether every process has failed.
     pub(super) fn are_of_all(&self) -> bool {
         self.failed() >= self.total
@@ -127,6 +122,10 @@ impl ProcessFailures {
     /// Same as [`ProcessFailures::finish`], but `outcome` says what became of all processes, and is used
     /// even if all have failed.
     pub(super) fn finish_all(&mut self, outcome: &'static str) -> Result<(), Failure> {
+        if self.total == 0 {
+            let note = "each process that was selected has exited: there is nothing to show";
+            self.messages.note(note);
+        }
         if self.shows_pid && !self.list.is_empty() {
             return Err(Failure::Several {
                 failed: self.failed(),

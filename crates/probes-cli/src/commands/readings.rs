@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use probes_lib::{ObservationReport, Observer, Target};
 
-use super::gaps::Gaps;
-use super::observed_processes::ObservedProcesses;
-use super::process_failures::OTHERS_WERE_OBSERVED;
+use super::gaps::{GapWarning, Gaps};
+use super::process_failures::{OTHERS_WERE_OBSERVED, ProcessFailures};
 use super::redraw::RedrawnTable;
 use super::report_file::ReportFile;
 use super::step_failures::StepFailures;
@@ -147,10 +146,17 @@ pub(super) struct Outcome<T> {
     pub(super) of_results: bool,
     /// What has failed; to be reported after the results are printed.
     pub(super) failures: StepFailures,
-    /// What has failed for some of the processes, and what the observations miss; to be reported then, too.
-    pub(super) processes: ObservedProcesses,
+    pub(super) unreported: Unreported,
     /// For how much longer than the last process the first was observed.
     pub(super) extra_time: Duration,
+}
+
+/// What is to be reported after the results are printed.
+pub(super) struct Unreported {
+    /// What the observation of each process misses, by its pid; a warning may have reported some of it already.
+    pub(super) gaps: Vec<(GapWarning, (i32, Gaps))>,
+    /// What has failed for some of the processes.
+    pub(super) failures: ProcessFailures,
 }
 
 impl<T> Outcome<T> {
@@ -203,9 +209,11 @@ impl<T> Outcome<T> {
 
     /// Reports gaps in the results, which have been printed, and what has failed.
     pub(super) fn finish(mut self, messages: &Messages) -> Result<(), Failure> {
-        self.processes.warn_of_gaps();
-        let others = self.processes.failures.finish(OTHERS_WERE_OBSERVED);
-        self.failures.add(others);
+        let Unreported { gaps, failures } = &mut self.unreported;
+        for (warning, (pid, gaps)) in gaps {
+            warning.update(&failures.messages(*pid), gaps);
+        }
+        self.failures.add(failures.finish(OTHERS_WERE_OBSERVED));
         self.failures.finish(messages)
     }
 }

@@ -73,8 +73,8 @@ pub(super) fn retry<T>(
 }
 
 /// Calls `attempt` once for each process; then, for 30 s in all or until a termination signal, again for those whose
-/// error is transient, so that no process waits for another that is busy; once again also if the first attempts took
-/// longer. Returns a result for each.
+/// error is transient, so that no process waits for another that is busy. Each gets a second attempt, even if that round
+/// takes longer. Returns a result for each.
 pub(super) fn retry_each<P, T>(
     signals: &TerminationSignals,
     processes: &mut [P],
