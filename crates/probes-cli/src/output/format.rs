@@ -67,6 +67,14 @@ pub(super) fn seconds_or_null<S: Serializer>(
     }
 }
 
+/// Serializes a value as the word for it.
+pub(super) fn word<S: Serializer>(
+    value: &(impl Copy + Into<&'static str>),
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    to.serialize_str((*value).into())
+}
+
 /// Compact JSON in which characters that a terminal would not show are escapes.
 struct Printable;
 

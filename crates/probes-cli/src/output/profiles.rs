@@ -16,7 +16,7 @@ use probes_lib::{
 };
 use serde::Serialize;
 
-use super::format::{Format, VERSION, json};
+use super::format::{Format, VERSION, json, word};
 use super::stack_quality::StackQuality;
 use super::stacks::in_words;
 use crate::failure::Failure;
@@ -165,7 +165,8 @@ struct StackTimes {
     /// `None` of what is in no sample.
     tid: Option<i32>,
     thread: String,
-    role: &'static str,
+    #[serde(serialize_with = "word")]
+    role: ThreadRole,
     /// Of OCaml 5.
     domain: Option<u32>,
     /// running, blocked, waiting, stopped, frozen or unseen
@@ -220,7 +221,7 @@ impl StackTimes {
         StackTimes {
             tid: Some(stack.tid),
             thread: stack.thread_name.clone(),
-            role: stack.role.into(),
+            role: stack.role,
             domain: stack.domain,
             state,
             is_running: stack.activity == Activity::Running,
@@ -249,7 +250,7 @@ impl StackTimes {
         StackTimes {
             tid: None,
             thread: String::new(),
-            role: ThreadRole::Other.into(),
+            role: ThreadRole::Other,
             domain: None,
             state: "running",
             is_running: true,
@@ -280,7 +281,7 @@ impl StackTimes {
 
     /// What its thread is, and of which domain, to follow its name; empty if it is not known.
     fn thread_suffix(&self) -> String {
-        if self.role == "other" && self.domain.is_none() {
+        if self.role == ThreadRole::Other && self.domain.is_none() {
             return String::new();
         }
         format!(" ({})", in_words(self.role, self.domain))

@@ -3,10 +3,12 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use probes_lib::{HitStack, StackEnd, StackFrame, StackReport, ThreadStack, ThreadState, WaitsFor};
+use probes_lib::{
+    HitStack, StackEnd, StackFrame, StackReport, ThreadRole, ThreadStack, ThreadState, WaitsFor,
+};
 use serde::Serialize;
 
-use super::format::{Format, VERSION, json};
+use super::format::{Format, VERSION, json, word};
 use super::stack_quality::StackQuality;
 use crate::failure::Failure;
 use crate::text::Escaped;
@@ -27,7 +29,8 @@ pub(crate) struct ThreadStacks {
 struct Thread {
     tid: i32,
     name: String,
-    role: &'static str,
+    #[serde(serialize_with = "word")]
+    role: ThreadRole,
     /// Of OCaml 5.
     domain: Option<u32>,
     state: &'static str,
@@ -215,7 +218,7 @@ impl Thread {
         Thread {
             tid: thread.tid,
             name: thread.name.clone(),
-            role: thread.role.into(),
+            role: thread.role,
             domain: thread.domain,
             state,
             system_call,
@@ -242,7 +245,7 @@ impl Thread {
             text,
             "thread {} {} {} {call} {} {} {}",
             self.tid,
-            self.role,
+            <&str>::from(self.role),
             self.state,
             self.kernel_function.as_deref().unwrap_or("-"),
             self.stack,
@@ -316,17 +319,17 @@ impl ThreadStacks {
 }
 
 /// What a thread is, and of which domain, for people.
-pub(super) fn in_words(role: &str, domain: Option<u32>) -> String {
+pub(super) fn in_words(role: ThreadRole, domain: Option<u32>) -> String {
     let words = match role {
-        "main" => "main thread",
-        "tick" => "tick thread",
-        "backup" => "backup thread",
-        "other" => "thread",
-        role => role,
+        ThreadRole::Main => "main thread",
+        ThreadRole::Tick => "tick thread",
+        ThreadRole::Backup => "backup thread",
+        ThreadRole::Other => "thread",
+        role => role.into(),
     };
     match domain {
         None => words.to_owned(),
-        Some(domain) if role == "domain" => format!("domain {domain}"),
+        Some(domain) if role == ThreadRole::Domain => format!("domain {domain}"),
         Some(domain) => format!("{words} of domain {domain}"),
     }
 }
@@ -338,12 +341,12 @@ mod tests {
     #[test]
     fn threads_are_named_with_their_domains() {
         let words = [
-            ("main", None),
-            ("main", Some(0)),
-            ("domain", None),
-            ("domain", Some(3)),
-            ("backup", Some(3)),
-            ("other", Some(0)),
+            (ThreadRole::Main, None),
+            (ThreadRole::Main, Some(0)),
+            (ThreadRole::Domain, None),
+            (ThreadRole::Domain, Some(3)),
+            (ThreadRole::Backup, Some(3)),
+            (ThreadRole::Other, Some(0)),
         ];
         assert_eq!(
             words.map(|(role, domain)| in_words(role, domain)),
@@ -363,7 +366,7 @@ mod tests {
         let thread = Thread {
             tid: 7,
             name: "\x1b[31mX\nframe y".to_owned(),
-            role: "other",
+            role: ThreadRole::Other,
             domain: None,
             state: "running",
             system_call: None,

@@ -2,7 +2,8 @@
 //! take.
 
 use probes_lib::{
-    EventDurations, Glob, Linear, RuntimeEventKind, SelectedEntry, UserValue, ValueRecorder,
+    EventDurations, Glob, Linear, RuntimeEventGroup, RuntimeEventKind, SelectedEntry, UserValue,
+    ValueRecorder,
 };
 
 use super::Args;
@@ -138,10 +139,10 @@ impl RecordedEvents<'_> {
             .map(|(index, name)| {
                 let recorded = self.recorders.get(index).cloned();
                 let recorded = recorded.unwrap_or_else(|| RecordedValues::new(self.linear));
-                let group = name.group.into();
+                let is_phase = name.group == RuntimeEventGroup::Phase;
                 EventHistogram {
-                    group,
-                    are_times: recorded.are_times || group == "phase",
+                    group: name.group.into(),
+                    are_times: recorded.are_times || is_phase,
                     values: recorded.values.histogram(&name.name),
                 }
             })

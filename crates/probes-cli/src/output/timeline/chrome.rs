@@ -134,7 +134,7 @@ impl Encoder for Chrome {
         if !name.is_empty() {
             let _ = write!(to, r#","name":{name}"#);
         }
-        if phase == "i" {
+        if let TrackEventKind::Instant(_) = event.kind {
             to.extend(br#","s":"t""#);
         }
         if let TrackEventKind::Value(value) = event.kind {
