@@ -76,35 +76,54 @@ impl ForkedProcesses {
         if !is_due && !observed.iter().all(|it| it.has_ended) {
             return Vec::new();
         }
-        let is_first = self.next.is_none();
-        let known = std::mem::take(&mut self.recorded);
-        let are_known: HashSet<i32> = known.iter().map(|it| it.pid).collect();
-        // The kernel may have given the pid of one that has exited to another, which may be observed, too.
-        let pids = |have_exited: bool| {
-            let those = observed
-                .iter()
-                .filter(move |it| it.has_exited() == have_exited);
-            those.map(|it| it.target.pid())
+        let mut skipped = self.skipped(&observed);
+        let seen: HashSet<i32> = self.recorded.iter().map(|it| it.pid).collect();
+        let mut found = self.take_unrecorded(&observed, &skipped);
+        found.extend(self.new_ones(&observed, &skipped, seen));
+        found.retain(|it| skipped.insert(it.pid));
+        self.observed_separately
+            .extend(found.iter().map(|it| it.pid));
+        self.next = Some(looked + INTERVAL.max(looked.elapsed() * SEARCH_PAUSE_FACTOR));
+        found
+    }
+
+    /// The pids of processes that are observed already, or could not be. The kernel may have given the pid of one that
+    /// has exited to another, which may be observed, too.
+    fn skipped(&self, observed: &[ObservedAncestor<'_>]) -> HashSet<i32> {
+        let (exited, running): (Vec<_>, Vec<_>) = observed.iter().partition(|it| it.has_exited());
+        let pids = |those: Vec<&ObservedAncestor<'_>>| -> HashSet<i32> {
+            those.into_iter().map(|it| it.target.pid()).collect()
         };
-        let free: HashSet<i32> = pids(true).collect();
-        let mut skipped: HashSet<i32> = (self.observed_separately.difference(&free).copied())
-            .chain(pids(false))
-            .collect();
+        let (free, taken) = (pids(exited), pids(running));
+        let separate = self.observed_separately.difference(&free).copied();
+        separate.chain(taken).collect()
+    }
+
+    /// Returns the processes whose hits were recorded by an observed process that has exited: what it has recorded is
+    /// not read any more. Includes processes whose own parent has exited, as a daemon's has.
+    fn take_unrecorded(
+        &mut self,
+        observed: &[ObservedAncestor<'_>],
+        skipped: &HashSet<i32>,
+    ) -> Vec<ForkedProcess> {
+        let known = std::mem::take(&mut self.recorded).into_iter();
+        let is_recorded = |it: &ForkedProcess| observed[it.parent].observer.records_forked(it.pid);
+        let known = known.filter(|it| !skipped.contains(&it.pid) && is_recorded(it));
+        let (found, recorded) = known.partition(|it| observed[it.parent].has_exited());
+        self.recorded = recorded;
+        found
+    }
+
+    /// Returns the processes, of those that are not among `seen`, whose hits no observed process records; keeps the
+    /// others.
+    fn new_ones(
+        &mut self,
+        observed: &[ObservedAncestor<'_>],
+        skipped: &HashSet<i32>,
+        mut seen: HashSet<i32>,
+    ) -> Vec<ForkedProcess> {
+        let is_first = self.next.is_none();
         let mut found = Vec::new();
-        // Includes processes whose own parent has exited, as a daemon's has. What an observed process that has exited
-        // has recorded is not read any more.
-        for it in known {
-            let parent = &observed[it.parent];
-            if skipped.contains(&it.pid) || !parent.observer.records_forked(it.pid) {
-                continue;
-            }
-            if parent.has_exited() {
-                found.push(it);
-            } else {
-                self.recorded.push(it);
-            }
-        }
-        let mut seen = are_known;
         for (index, process) in observed.iter().enumerate() {
             let forked = if !process.has_ended {
                 process.target.forked_descendants()
@@ -134,10 +153,6 @@ impl ForkedProcesses {
                 }
             }
         }
-        found.retain(|it| skipped.insert(it.pid));
-        self.observed_separately
-            .extend(found.iter().map(|it| it.pid));
-        self.next = Some(looked + INTERVAL.max(looked.elapsed() * SEARCH_PAUSE_FACTOR));
         found
     }
 

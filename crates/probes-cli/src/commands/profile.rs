@@ -210,7 +210,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     // For the files of many threads. Not before a program is started, which inherits the limit and the priority.
     descriptors::raise_limit(u64::MAX);
     let _priority = RaisedPriority::of_this_thread();
-    let (target, mut profiler) = begin(args, pid, output)?;
+    let (target, profiler) = begin(args, pid, output)?;
     let report_file = match picture_path(args) {
         Some((kind, path)) => Some((kind, ReportFile::create(path)?)),
         None => None,
@@ -218,34 +218,54 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let started = (!args.profiled.is_process()).then_some(pid);
     let signals = TerminationSignals::block_and_pass_on(started)?;
     output.begin()?;
+    let sampled = sample_until_end(args, (target, profiler), &signals, output);
+    signals.unblock();
+    let (mut profiler, ended) = sampled?;
+    let mut failures = print_profile(args, pid, &mut profiler, report_file, output);
+    failures.add(ended);
+    failures.finish(&output.messages)
+}
+
+/// Samples until the end, also if a program that was started executes another: the profile is then that of the new
+/// program. Returns the profile, and why sampling has failed, if it has.
+fn sample_until_end(
+    args: &Args,
+    (mut target, mut profiler): (Target, Profiler),
+    signals: &TerminationSignals,
+    output: &Output,
+) -> Result<(Profiler, Result<(), Failure>), Failure> {
     // A program that was started writes to the terminal itself.
     let mut progress = if args.profiled.is_process() {
         Progress::begin(&output.messages)
     } else {
         None
     };
-    let (begun, mut target) = (Instant::now(), target);
-    let ended = loop {
+    let begun = Instant::now();
+    loop {
         let left = args.until.duration.unwrap_or(Duration::MAX);
         let left = left.saturating_sub(begun.elapsed());
-        match sample(args, left, &target, &mut profiler, &signals, &mut progress) {
+        match sample(args, left, &target, &mut profiler, signals, &mut progress) {
             Err(failure) if is_exec_of_program(args, &failure) => {}
-            ended => break ended,
+            ended => return Ok((profiler, ended)),
         }
         // What the kernel records takes locked memory, of which a user has little.
         drop(profiler);
-        match begin(args, pid, output) {
-            Ok(next) => (target, profiler) = next,
-            Err(failure) => {
-                signals.unblock();
-                return Err(failure);
-            }
-        }
+        (target, profiler) = begin(args, target.pid(), output)?;
         let note = "the program has exec'd a new one: this is the profile of the new program";
         output.messages.note(note);
-    };
-    signals.unblock();
-    let (profile, program) = (profiler.profile(), profiler.program().to_owned());
+    }
+}
+
+/// Prints a profile, and draws its picture.
+fn print_profile(
+    args: &Args,
+    pid: i32,
+    profiler: &mut Profiler,
+    report_file: Option<(PictureKind, ReportFile)>,
+    output: &Output,
+) -> StepFailures {
+    let mut failures = StepFailures::default();
+    let (profile, program) = (profiler.profile(), profiler.program());
     let is_wanted = |activity| match activity {
         Activity::Running => !args.off_cpu,
         _ => !args.on_cpu,
@@ -256,10 +276,10 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
         is_off_cpu: args.off_cpu,
         is_on_cpu: args.on_cpu,
     };
-    let report = ProfileReport::new(pid, &program, &profile, how, is_wanted);
+    let report = ProfileReport::new(pid, program, &profile, how, is_wanted);
     let mut drawn = Ok(());
     if let Some((kind, file)) = report_file {
-        let picture = report.picture(kind, &title(args, pid, &program));
+        let picture = report.picture(kind, &title(args, pid, program));
         drawn = picture.and_then(|picture| file.write(picture));
         // The picture has no place for the excess.
         if let Some(excess) = report.excess() {
@@ -268,18 +288,15 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     }
     // Even if the disk is full: this is all that is left of the profile.
     let printed = report.text(output.format);
-    let printed = printed.and_then(|text| output.print_result(&text));
+    failures.add(printed.and_then(|text| output.print_result(&text)));
+    failures.add(drawn);
     warn(args, &profile, &output.messages);
     if let Some(found) = report.incomplete_stacks() {
         let unreadable = profiler.unreadable();
         warn_of_incomplete_stacks(found, args.live, &unreadable, &output.messages);
     }
     note_stops(&profile, &output.messages);
-    let mut failures = StepFailures::default();
-    for step in [printed, drawn, ended] {
-        failures.add(step);
-    }
-    failures.finish(&output.messages)
+    failures
 }
 
 fn title(args: &Args, pid: i32, program: &Path) -> String {
@@ -415,8 +432,8 @@ fn warn_of_unseen_waits(profile: &Profile, hz: u32, messages: &Messages) {
     if unseen * UNREAD > waited && unseen > MIN_SAID {
         let time = unseen.as_secs_f64();
         let text = format!(
-            "what threads waited in for {time:.1} s is not known: these waits ended before they were looked at, and the functions shown with them \
-             are those of other waits of their thread that were about as long"
+            "what threads waited in for {time:.1} s is not known: these waits ended before they were looked at, and \
+             the functions shown with them are those of other waits of their thread that were about as long"
         );
         let hint = if hz < MOST_USEFUL_HZ {
             "-hz 997 looks more often"
@@ -496,8 +513,8 @@ fn warn_of_busy_processors(profile: &Profile, messages: &Messages) {
         messages.warning(
             WarningKind::ProcessorsBusy,
             &format!(
-                "threads waited {runnable:.1} s for a processor, and ran {running:.1} s: stacks of both are among those that \
-                 run, so that what wakes up, such as a sleep, seems to take the processor's time"
+                "threads waited {runnable:.1} s for a processor, and ran {running:.1} s: stacks of both are among \
+                 those that run, so that what wakes up, such as a sleep, seems to take the processor's time"
             ),
             "profile while less else runs, or compare the functions of OCaml with each other alone",
         );
@@ -524,10 +541,12 @@ fn warn_of_incomplete_stacks(
     };
     let hint = match found.because {
         IncompleteBecause::NotCopied if is_live => {
-            "a sample of the kernel has 32 KiB of one stack; other stacks (OCaml 5 has several) are read a moment later, if the thread is still there. Without -live, threads are stopped and read as a whole"
+            "a sample of the kernel has 32 KiB of one stack; other stacks (OCaml 5 has several) are read a moment \
+             later, if the thread is still there. Without -live, threads are stopped and read as a whole"
         }
         IncompleteBecause::NotCopied => {
-            "a sample of the kernel has 32 KiB of a stack, and the rest is read a moment later; `ocaml-probes stack`, while it runs, shows all of it"
+            "a sample of the kernel has 32 KiB of a stack, and the rest is read a moment later; `ocaml-probes stack`, \
+             while it runs, shows all of it"
         }
         IncompleteBecause::NoRegisters => {
             "threads that wait are not stopped for their registers; `ocaml-probes stack`, while it runs, stops them"

@@ -18,7 +18,7 @@ use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,11 +29,11 @@ use tokio::sync::oneshot;
 
 use self::exposition::TextFormat;
 use self::http::{Server, ServerFigures};
-use self::notifications::{Notification, NotificationReceiver, notifications};
+use self::notifications::{Notification, NotificationReceiver, NotificationSender, notifications};
 use self::page::ShownExporter;
 use self::page_maker::{PageMaker, PageRequest};
 use self::processes::Processes;
-use self::scan::{Scanner, ServeRequest};
+use self::scan::{Ended, Scanner, ServeRequest};
 use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
@@ -41,6 +41,7 @@ use crate::flags::{
     Checked, OutputFlags, SeccompFlag, ServedFlags, TakeOver, TargetSelection, duration,
     with_regexp_help,
 };
+use crate::messages::Messages;
 use crate::output::{self, WarningKind};
 use crate::poll::poll_timeout;
 use crate::signals::TerminationSignals;
@@ -131,35 +132,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (sender, receiver) = notifications()?;
     let (ends, received_ends) = channel();
     let is_ending = Arc::new(AtomicBool::new(false));
-    let wanted = ServeRequest {
-        selection: &args.selection,
-        observation: args.served.observation(),
-        needs_probes: args.served.needs_probes(),
-        has_functions: args.served.has_functions(),
-        events: args.served.gc,
-        options: args.seccomp.options(args.take_over.options()),
-        interval: args.scan,
-        messages: output.messages,
-    };
-    let scanner = Scanner::new(wanted, sender.clone(), received_ends, is_ending.clone());
-    let scanner_sender = sender.clone();
-    let scan = || {
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scanner.run())) {
-            scanner_sender.send(Notification::Panicked(panic));
-        }
-    };
-    let processes = Processes::new(
-        ends,
-        args.served.buckets.clone(),
-        args.served.gc,
-        args.selection.is_one_pid(),
-        output.messages,
-    );
+    let request = args.request(output.messages);
+    let scanner = Scanner::new(request, sender.clone(), received_ends, is_ending.clone());
     let page_maker = PageMaker::start(sender.clone())?;
     let server_figures = Arc::new(ServerFigures::default());
     let server = Server {
         listener,
-        notifications: sender,
+        notifications: sender.clone(),
         figures: server_figures.clone(),
         is_loopback: address.ip().is_loopback(),
     };
@@ -169,7 +148,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         address,
         signals: &signals,
         receiver,
-        processes,
+        processes: args.processes(ends, output.messages),
         server: Some(server),
         server_figures,
         scrapes: Vec::new(),
@@ -177,23 +156,35 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         makes_page: false,
         shown: ShownExporter::default(),
     };
-    let ended = thread::scope(|scope| {
-        let ended = match thread::Builder::new().spawn_scoped(scope, scan) {
-            // If it panics, the instrumentation is removed as well.
-            Ok(_) => catch_unwind(AssertUnwindSafe(|| exporter.run())),
-            Err(source) => Ok(Err(Failure::System("start a thread", source))),
-        };
-        // The scanner may be about to observe a process: the scope waits until it has ended, before the instrumentation
-        // is removed.
-        is_ending.store(true, Ordering::Relaxed);
-        exporter.processes.end_scan();
-        ended
-    });
+    let ended = exporter.run_beside(scanner, &sender, &is_ending);
     let removed = exporter.remove_instrumentation();
     signals.unblock();
     match ended {
         Ok(ended) => ended.and(removed),
         Err(panic) => resume_unwind(panic),
+    }
+}
+
+impl Args {
+    /// What is to be found, and observed.
+    fn request(&self, messages: Messages) -> ServeRequest<'_> {
+        ServeRequest {
+            selection: &self.selection,
+            observation: self.served.observation(),
+            needs_probes: self.served.needs_probes(),
+            has_functions: self.served.has_functions(),
+            events: self.served.gc,
+            options: self.seccomp.options(self.take_over.options()),
+            interval: self.scan,
+            messages,
+        }
+    }
+
+    /// The observed processes: none yet.
+    fn processes(&self, ends: Sender<Ended>, messages: Messages) -> Processes {
+        let buckets = self.served.buckets.clone();
+        let is_one = self.selection.is_one_pid();
+        Processes::new(ends, buckets, self.served.gc, is_one, messages)
     }
 }
 
@@ -217,6 +208,32 @@ struct Exporter<'e> {
 }
 
 impl Exporter<'_> {
+    /// Serves, while a second thread looks for processes. If either thread panics, returns what it has panicked with.
+    fn run_beside(
+        &mut self,
+        scanner: Scanner<'_>,
+        sender: &NotificationSender,
+        is_ending: &AtomicBool,
+    ) -> thread::Result<Result<(), Failure>> {
+        let scan = || {
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| scanner.run())) {
+                sender.send(Notification::Panicked(panic));
+            }
+        };
+        thread::scope(|scope| {
+            let ended = match thread::Builder::new().spawn_scoped(scope, scan) {
+                // If it panics, the instrumentation is removed as well.
+                Ok(_) => catch_unwind(AssertUnwindSafe(|| self.run())),
+                Err(source) => Ok(Err(Failure::System("start a thread", source))),
+            };
+            // The scanner may be about to observe a process: the scope waits until it has ended, before the
+            // instrumentation is removed.
+            is_ending.store(true, Ordering::Relaxed);
+            self.processes.end_scan();
+            ended
+        })
+    }
+
     /// Serves until a signal comes or, if all processes were given by pid, until all have exited and their last figures
     /// have expired.
     fn run(&mut self) -> Result<(), Failure> {

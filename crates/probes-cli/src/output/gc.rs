@@ -306,6 +306,20 @@ impl<'g> GcReport<'g> {
     }
 
     fn tables(&self) -> String {
+        let mut text = self.domain_table() + "\n";
+        if self.pauses.count > 0 {
+            text += "pauses:\n";
+            text += &chart(&self.lengths);
+            text += "\n";
+        }
+        if self.from == FiguresOf::Events {
+            text += &self.stop_the_world_table();
+            text += "\n";
+        }
+        text + &self.phase_table() + "\n" + &self.foot() + "\n"
+    }
+
+    fn domain_table(&self) -> String {
         let rate = |bytes: Option<u64>| {
             let Some(bytes) = bytes else {
                 return "-".to_owned();
@@ -321,20 +335,12 @@ impl<'g> GcReport<'g> {
             row.push(it.lost_words.map_or("-".to_owned(), |it| it.to_string()));
             row
         });
-        let phases = self.phases.iter().map(|it| {
-            let mut row = vec![it.phase.to_owned()];
-            row.extend(it.times.cells());
-            row
-        });
         let shares = ["share", "allocated", "promoted", "lost words"];
         let head = [&["domain"], COLUMNS.as_slice(), &shares].concat();
-        let mut text = table(&head, domains);
-        text += "\n";
-        if self.pauses.count > 0 {
-            text += "pauses:\n";
-            text += &chart(&self.lengths);
-            text += "\n";
-        }
+        table(&head, domains)
+    }
+
+    fn stop_the_world_table(&self) -> String {
         let time = |time| with_unit(Duration::from_nanos(time));
         let requests = self.domains.iter().filter_map(|it| {
             let stw = it.stop_the_world.as_ref()?;
@@ -359,25 +365,31 @@ impl<'g> GcReport<'g> {
             "waited",
             "wait max",
         ];
-        if self.from == FiguresOf::Events {
-            text += &table(&head, requests);
-            text += "\n";
-        }
-        text += &table(&[&["phase"], COLUMNS.as_slice()].concat(), phases);
+        table(&head, requests)
+    }
+
+    fn phase_table(&self) -> String {
+        let phases = self.phases.iter().map(|it| {
+            let mut row = vec![it.phase.to_owned()];
+            row.extend(it.times.cells());
+            row
+        });
+        table(&[&["phase"], COLUMNS.as_slice()].concat(), phases)
+    }
+
+    /// The line below the tables.
+    fn foot(&self) -> String {
+        let seconds = self.seconds.as_secs_f64();
         if self.from == FiguresOf::Functions {
-            let seconds = self.seconds.as_secs_f64();
-            return text + &format!("\n{seconds:.1} s, {FROM_FUNCTIONS}\n");
+            return format!("{seconds:.1} s, {FROM_FUNCTIONS}");
         }
         let heap = self.heap_bytes.map_or_else(
             || "not known before a major collection ends".to_owned(),
             |heap| format!("{:.1} MB", heap as f64 / 1e6),
         );
-        let seconds = self.seconds.as_secs_f64();
         let compactions = number_of(self.compactions.unwrap_or(0) as usize, "compaction");
-        text + &format!(
-            "\nOCaml {}, {seconds:.1} s, heap {heap}, {compactions}\n",
-            self.ocaml.unwrap_or("of an unknown version")
-        )
+        let version = self.ocaml.unwrap_or("of an unknown version");
+        format!("OCaml {version}, {seconds:.1} s, heap {heap}, {compactions}")
     }
 }
 

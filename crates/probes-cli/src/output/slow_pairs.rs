@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::time::Duration;
 
 use probes_lib::{Event, Latency, SlowPair, Stacks};
 use serde::Serialize;
@@ -177,63 +178,27 @@ impl SlowPairs {
         let mut rows = Vec::new();
         let mut unknown = 0;
         for (pid, pair) in pairs {
-            let pid = *pid;
-            let measured = pair
-                .pair
-                .map(|index| reading(pid).and_then(|reading| reading.pair(index)));
-            let measured = match measured {
+            let measured = match pair.pair.map(|index| reading(*pid)?.pair(index)) {
                 Some(None) => {
                     unknown += 1;
                     continue;
                 }
-                Some(Some(measured)) => Some(measured),
-                None => None,
+                measured => measured.flatten(),
             };
-            let stack = self.stacks.get_mut(&pid).zip(pair.stop.stack.as_ref());
+            let stack = self.stacks.get_mut(pid).zip(pair.stop.stack.as_ref());
             let stack = stack.map(|(stacks, copied)| stacks.of_hit(copied));
             let stack = stack.map(|stack| FoundStack::of(&stack, self.frames));
-            if self.format == Format::Json {
-                let stack = stack.as_ref();
-                lines += &match measured {
-                    Some(measured) => json(&SlowPairLine::of(pid, pair, measured, stack))?,
-                    None => json(&SlowCallLine::of(pid, pair, stack))?,
-                };
-                continue;
-            }
-            let process = pid.map(|pid| pid.to_string()).unwrap_or_default();
-            let names = measured.map_or_else(
-                || Escaped(pair.stop.name()).to_string(),
-                |it| format!("{},{}", Escaped(it.start()), Escaped(it.stop())),
-            );
-            let caution = measured.map_or("", |it| Evidence::of(it).short_words());
-            let at_start = pair.start.as_ref();
-            let at_start = at_start.map_or("unknown".to_owned(), arguments_text);
-            let at_stop = arguments_text(&pair.stop);
-            let (time, thread) = (time_of_day(pair.stop.time), thread_text(&pair.stop));
-            if self.format == Format::Table {
-                let mut names = vec![names];
-                names.extend((!caution.is_empty()).then(|| format!("({caution})")));
-                let mut cells = vec![time, thread, with_unit(pair.duration), names.join(" ")];
-                cells.extend([at_start, at_stop]);
-                if self.shows_pid {
-                    cells.insert(1, process);
+            match self.format {
+                Format::Json => {
+                    let stack = stack.as_ref();
+                    lines += &match measured {
+                        Some(measured) => json(&SlowPairLine::of(*pid, pair, measured, stack))?,
+                        None => json(&SlowCallLine::of(*pid, pair, stack))?,
+                    };
+                    continue;
                 }
-                rows.push(cells);
-            } else {
-                let nanoseconds = pair.duration.as_nanos().to_string();
-                let words = [
-                    "slow",
-                    &time,
-                    &process,
-                    &thread,
-                    &nanoseconds,
-                    &names,
-                    caution,
-                ];
-                let ends = [&at_start, "->", &at_stop];
-                let words = words.iter().chain(&ends).filter(|word| !word.is_empty());
-                let words: Vec<&str> = words.copied().collect();
-                lines += &(words.join(" ") + "\n");
+                Format::Table => rows.push(SlowPairText::of(*pid, pair, measured).cells()),
+                Format::Plain => lines += &SlowPairText::of(*pid, pair, measured).line(),
             }
             if let Some(stack) = stack {
                 self.table.append(&head, &mut rows, &mut lines);
@@ -242,5 +207,72 @@ impl SlowPairs {
         }
         self.table.append(&head, &mut rows, &mut lines);
         Ok((lines, unknown))
+    }
+}
+
+/// A slow pair or call, in words.
+struct SlowPairText {
+    /// If there are several processes.
+    pid: Option<String>,
+    time: String,
+    thread: String,
+    duration: Duration,
+    names: String,
+    /// What may be wrong with its time; empty if nothing is.
+    caution: &'static str,
+    at_start: String,
+    at_stop: String,
+}
+
+impl SlowPairText {
+    /// `measured` are the times of the pair; `None` of a call.
+    fn of(pid: Option<i32>, pair: &SlowPair, measured: Option<&Latency>) -> SlowPairText {
+        let names = measured.map_or_else(
+            || Escaped(pair.stop.name()).to_string(),
+            |it| format!("{},{}", Escaped(it.start()), Escaped(it.stop())),
+        );
+        let at_start = pair.start.as_ref();
+        SlowPairText {
+            pid: pid.map(|pid| pid.to_string()),
+            time: time_of_day(pair.stop.time),
+            thread: thread_text(&pair.stop),
+            duration: pair.duration,
+            names,
+            caution: measured.map_or("", |it| Evidence::of(it).short_words()),
+            at_start: at_start.map_or("unknown".to_owned(), arguments_text),
+            at_stop: arguments_text(&pair.stop),
+        }
+    }
+
+    /// The row of a table.
+    fn cells(self) -> Vec<String> {
+        let names = if self.caution.is_empty() {
+            self.names
+        } else {
+            format!("{} ({})", self.names, self.caution)
+        };
+        let ends = [names, self.at_start, self.at_stop];
+        let time = with_unit(self.duration);
+        let cells = [self.time].into_iter().chain(self.pid);
+        cells.chain([self.thread, time]).chain(ends).collect()
+    }
+
+    /// The line in plain format.
+    fn line(&self) -> String {
+        let nanoseconds = self.duration.as_nanos().to_string();
+        let words = [
+            "slow",
+            &self.time,
+            self.pid.as_deref().unwrap_or_default(),
+            &self.thread,
+            &nanoseconds,
+            &self.names,
+            self.caution,
+            &self.at_start,
+            "->",
+            &self.at_stop,
+        ];
+        let words = words.into_iter().filter(|word| !word.is_empty());
+        words.collect::<Vec<_>>().join(" ") + "\n"
     }
 }

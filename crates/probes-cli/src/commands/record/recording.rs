@@ -46,7 +46,8 @@ use crate::text::{Escaped, bytes_text, number_of, number_that_were};
 const WAITS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What to do about pairs that interleave, or may.
-const BY_KEY: &str = "give -key EXPR, such as -key arg0: it says which stop belongs to which start; `latency -key EXPR` has the times alone";
+const BY_KEY: &str = "give -key EXPR, such as -key arg0: it says which stop belongs to which start; `latency -key \
+                      EXPR` has the times alone";
 
 /// How often it is checked whether pairs interleave.
 const LATENCIES_INTERVAL: Duration = Duration::from_millis(200);
@@ -424,46 +425,76 @@ impl<'r> Recording<'r> {
 
     /// Writes the rest, and says what was recorded.
     pub(super) fn finish(mut self, mut failures: StepFailures) -> Result<(), Failure> {
-        let (output, ended) = (self.output, self.ended.unwrap_or_else(monotonic_now));
+        let ended = self.ended.unwrap_or_else(monotonic_now);
         let lasted = Duration::from_nanos(ended.saturating_sub(self.begun));
         failures.add(self.read_runtime_events());
         failures.add(self.end_waits());
-        let pairs = RecordedPairs::of(&self.latencies);
-        let doubts = pairs.cautions().map(|(doubt, _)| doubt);
-        for doubt in doubts.chain(pairs.unknown()) {
-            self.timeline.add_doubt(doubt);
-        }
-        let (without_key, lost_starts) = (
-            left_out_without_key(self.timeline.counts),
-            lost_starts(self.timeline.counts),
-        );
-        for doubt in without_key.iter().chain(&lost_starts) {
-            self.timeline.add_doubt(doubt.clone());
-        }
+        self.add_doubts();
         self.timeline.finish(ended);
         failures.add(self.timeline.sink().flush(true));
-        let mut counts = self.timeline.counts;
-        let lost_words = take(&mut self.timeline.lost_words);
+        let counts = self.counts_in_file();
         let frequent = self.timeline.frequent();
-        let sink = self.timeline.sink();
-        let last = sink.last_written();
-        let written = sink.in_file();
-        (counts.slices, counts.instants, counts.values) =
-            (written.slices, written.instants, written.values);
-        let file = sink.file();
+        let last = self.timeline.sink().last_written();
         let last = last.map(|last| last.min(lasted));
+        failures.add(self.print_report((lasted, last), counts, frequent.clone()));
+        let lost_words = take(&mut self.timeline.lost_words);
+        warn(counts, &frequent, &lost_words, self.output);
+        self.warn_of_pairs();
+        self.warn_of_missed_events();
+        if let Some(last) = last {
+            self.warn_if_short(last);
+        }
+        failures.finish(&self.output.messages)
+    }
+
+    /// Writes into the file what may be wrong with its slices.
+    fn add_doubts(&mut self) {
+        let pairs = RecordedPairs::of(&self.latencies);
+        let doubts = pairs.cautions().map(|(doubt, _)| doubt);
+        let counts = self.timeline.counts;
+        let left_out = [left_out_without_key(counts), lost_starts(counts)];
+        let doubts = doubts
+            .chain(pairs.unknown())
+            .chain(left_out.into_iter().flatten());
+        for doubt in doubts {
+            self.timeline.add_doubt(doubt);
+        }
+    }
+
+    /// What was recorded; of slices, instants and values, how many are in the file.
+    fn counts_in_file(&mut self) -> RecordCounts {
+        let written = self.timeline.sink().in_file();
+        RecordCounts {
+            slices: written.slices,
+            instants: written.instants,
+            values: written.values,
+            ..self.timeline.counts
+        }
+    }
+
+    /// Prints what was recorded. `times` are how long it lasted, and how much of that is in the file if it is only the
+    /// last part.
+    fn print_report(
+        &mut self,
+        times: (Duration, Option<Duration>),
+        counts: RecordCounts,
+        frequent: Vec<FrequentName>,
+    ) -> Result<(), Failure> {
+        let file = self.timeline.sink().file();
         let report = RecordReport::new(
             (self.pid, &self.program),
             (file.path(), self.format, file.len()),
-            (lasted, last),
+            times,
             counts,
-            frequent.clone(),
-            pairs,
+            frequent,
+            RecordedPairs::of(&self.latencies),
         );
-        let is_short = sink.is_short();
-        let text = report.text(output.format);
-        failures.add(text.and_then(|text| output.print_result(&text)));
-        warn(counts, &frequent, &lost_words, output);
+        self.output.print_result(&report.text(self.output.format)?)
+    }
+
+    /// Warns of slices that may be wrong, or are missing.
+    fn warn_of_pairs(&self) {
+        let messages = &self.output.messages;
         let pairs = RecordedPairs::of(&self.latencies);
         let are_by_key = self.args.recorded.pairs.are_by_key();
         let cautions = pairs.cautions();
@@ -471,34 +502,44 @@ impl<'r> Recording<'r> {
             let hint = if are_by_key { hint } else { BY_KEY };
             (caution, hint)
         });
-        warn_of_interleaved(&output.messages, cautions, pairs.unknown());
-        if let Some(what) = without_key {
-            warn_of_slices_without_key(&output.messages, &what);
+        warn_of_interleaved(messages, cautions, pairs.unknown());
+        if let Some(what) = left_out_without_key(self.timeline.counts) {
+            warn_of_slices_without_key(messages, &what);
         }
-        if let Some(what) = lost_starts {
-            let hint = "a start whose stop is skipped by an exception keeps waiting, too: record for a shorter time, or a pair that always ends";
-            output.messages.warning(WarningKind::LostTimes, &what, hint);
+        if let Some(what) = lost_starts(self.timeline.counts) {
+            let hint = "a start whose stop is skipped by an exception keeps waiting, too: record for a shorter time, \
+                        or a pair that always ends";
+            messages.warning(WarningKind::LostTimes, &what, hint);
         }
-        match self.missed {
-            Some(missed) => missed.warn(self.pid, &output.messages),
-            None if self.events.is_some() && !self.has_events => output.messages.note(&format!(
-                "the file has no runtime events: process {} has not collected meanwhile",
-                self.pid
-            )),
+    }
+
+    fn warn_of_missed_events(&self) {
+        match &self.missed {
+            Some(missed) => missed.warn(self.pid, &self.output.messages),
+            None if self.events.is_some() && !self.has_events => {
+                self.output.messages.note(&format!(
+                    "the file has no runtime events: process {} has not collected meanwhile",
+                    self.pid
+                ));
+            }
             None => {}
         }
-        if let Some(last) = last.filter(|_| is_short) {
-            let seconds = last.as_secs_f64();
-            output.messages.warning(
-                WarningKind::ShortRecording,
-                &format!(
-                    "only the last {seconds:.3} s are in the file: -last keeps at most {} MiB of events",
-                    MAX_KEPT >> 20
-                ),
-                "record fewer functions or probes, or without -last",
-            );
+    }
+
+    /// Warns if the file has less of the `last` time than -last asks for.
+    fn warn_if_short(&mut self, last: Duration) {
+        if !self.timeline.sink().is_short() {
+            return;
         }
-        failures.finish(&output.messages)
+        let seconds = last.as_secs_f64();
+        self.output.messages.warning(
+            WarningKind::ShortRecording,
+            &format!(
+                "only the last {seconds:.3} s are in the file: -last keeps at most {} MiB of events",
+                MAX_KEPT >> 20
+            ),
+            "record fewer functions or probes, or without -last",
+        );
     }
 }
 

@@ -134,7 +134,8 @@ static PAIR_TROUBLE: Family = family(
     "ocaml_probes_pair_problems",
     Counter,
     "",
-    "Times of the pair that are missing or doubtful; interleaved: none of its times can be trusted; may_interleave: nothing tells whether that is so.",
+    "Times of the pair that are missing or doubtful; interleaved: none of its times can be trusted; may_interleave: \
+     nothing tells whether that is so.",
 );
 static CALL: Family = family(
     "ocaml_probes_call_duration_seconds",
@@ -251,19 +252,7 @@ pub(super) fn page(
     page.family(&UP).add(&none, 1);
     let version = none.with("version", env!("CARGO_PKG_VERSION"));
     page.family(&BUILD).add(&version, 1);
-    let mut numbers = page.family(&PROCESSES);
-    let observed = processes.iter().filter(|it| it.is_observed).count();
-    let others = || processes.iter().filter(|it| !it.is_observed);
-    let refused = others().filter(|it| it.refused.is_some()).count();
-    let exited = others().count() - refused;
-    for (state, number) in [
-        ("observed", observed),
-        ("refused", refused + exporter.unshown),
-        ("exited", exited),
-    ] {
-        numbers.add(&none.with("state", state), number);
-    }
-    page.family(&UNSHOWN).add(&none, exporter.unshown);
+    add_numbers_of_processes(&mut page, processes, exporter);
     let each: Vec<(Labels, &ShownProcess)> = processes
         .iter()
         .map(|process| {
@@ -271,26 +260,7 @@ pub(super) fn page(
             (pid.with("program", &process.program), process)
         })
         .collect();
-    let mut samples = page.family(&OBSERVED);
-    for (labels, process) in &each {
-        samples.add(labels, u8::from(process.is_observed));
-    }
-    let mut samples = page.family(&REFUSED);
-    for (labels, process) in &each {
-        if let Some(reason) = &process.refused {
-            samples.add(&labels.with("reason", reason), 1);
-        }
-    }
-    let mut samples = page.family(&MISSING);
-    for (labels, process) in &each {
-        for (reason, number) in &process.missing {
-            samples.add(&labels.with("reason", reason), number);
-        }
-    }
-    let mut samples = page.family(&STOPPED);
-    for (labels, process) in &each {
-        samples.add_seconds(labels, process.stopped);
-    }
+    add_states(&mut page, &each);
     add_probes(&mut page, &each);
     let pairs = |process: &'_ ShownProcess| {
         let pairs = process.figures.pairs.iter();
@@ -333,6 +303,52 @@ pub(super) fn page(
         closed.add(&none.with("reason", reason), number);
     }
     page.finish()
+}
+
+/// Adds how many processes there are, by what has become of them.
+fn add_numbers_of_processes(
+    page: &mut Exposition,
+    processes: &[ShownProcess],
+    exporter: &ShownExporter,
+) {
+    let none = Labels::default();
+    let mut numbers = page.family(&PROCESSES);
+    let observed = processes.iter().filter(|it| it.is_observed).count();
+    let others = || processes.iter().filter(|it| !it.is_observed);
+    let refused = others().filter(|it| it.refused.is_some()).count();
+    let exited = others().count() - refused;
+    for (state, number) in [
+        ("observed", observed),
+        ("refused", refused + exporter.unshown),
+        ("exited", exited),
+    ] {
+        numbers.add(&none.with("state", state), number);
+    }
+    page.family(&UNSHOWN).add(&none, exporter.unshown);
+}
+
+/// Adds whether each process is observed, and what is missing of it.
+fn add_states(page: &mut Exposition, each: &[(Labels, &ShownProcess)]) {
+    let mut samples = page.family(&OBSERVED);
+    for (labels, process) in each {
+        samples.add(labels, u8::from(process.is_observed));
+    }
+    let mut samples = page.family(&REFUSED);
+    for (labels, process) in each {
+        if let Some(reason) = &process.refused {
+            samples.add(&labels.with("reason", reason), 1);
+        }
+    }
+    let mut samples = page.family(&MISSING);
+    for (labels, process) in each {
+        for (reason, number) in &process.missing {
+            samples.add(&labels.with("reason", reason), number);
+        }
+    }
+    let mut samples = page.family(&STOPPED);
+    for (labels, process) in each {
+        samples.add_seconds(labels, process.stopped);
+    }
 }
 
 /// Adds a number of each process.
