@@ -210,7 +210,8 @@ impl Failure {
             Failure::NoProcessNamed {
                 needs_probes: true, ..
             } => Some(
-                "`ocaml-probes ps` lists the processes with probes; `count -fn GLOB` counts functions of any program, `latency -fn GLOB` times them"
+                "`ocaml-probes ps` lists the processes with probes; `count -fn GLOB` counts functions of any program, \
+                 `latency -fn GLOB` times them"
                     .to_owned(),
             ),
             Failure::NoProcessNamed { .. } => Some(
@@ -338,7 +339,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The system's reason without Rust's "(os error 28)".
+/// The system's reason without Rust's "(os error 28)": in the words of strerror(3), as other commands print them, also
+/// where the library has nix's.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error")

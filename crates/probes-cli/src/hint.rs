@@ -156,7 +156,8 @@ fn of_system(kind: &SystemError) -> Option<String> {
         } => "without -for, no record is needed (docs/holds.md says where records are)",
         SystemError::NoThread { .. } => LIMITED,
         SystemError::ForeignProc => {
-            "enter the mount namespace, too (`nsenter --mount --pid`), or mount a /proc of this pid namespace in a new one (`unshare --mount-proc`)"
+            "enter the mount namespace, too (`nsenter --mount --pid`), or mount a /proc of this pid namespace in a \
+             new one (`unshare --mount-proc`)"
         }
         SystemError::NoProc => "`mount -t proc proc /proc` mounts it",
         _ => return None,

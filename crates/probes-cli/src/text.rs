@@ -126,7 +126,8 @@ pub(crate) fn unsigned<T: FromStr>(typed: &str) -> Option<T> {
     typed.parse().ok().filter(|_| is_number(typed))
 }
 
-/// `1 site`, `2 sites`: a number and what it counts.
+/// `1 site`, `2 sites`: a number and what it counts. The library has one of its own, for `usize` only: how it words its
+/// errors is no part of what it offers.
 pub(crate) fn number_of(count: impl Display + PartialEq + From<u8>, noun: &str) -> String {
     let plural = match noun {
         _ if count == 1.into() => "",

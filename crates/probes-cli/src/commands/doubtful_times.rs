@@ -16,8 +16,9 @@ pub(super) fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
 /// Warns of calls and pairs that were not timed, which may be most of them.
 fn warn_of_lost(messages: &Messages, latencies: &Latencies<'_>) {
     if let Some(caution) = latencies.lost_calls() {
-        let hint = "the outermost 500 calls of each stack are timed, on at most 1,000 stacks (each fiber of OCaml 5 has one). With more busy \
-                    threads than processors, calls of C functions are lost, too. Time fewer functions; docs/functions.md has the reasons";
+        let hint = "the outermost 500 calls of each stack are timed, on at most 1,000 stacks (each fiber of OCaml 5 \
+                    has one). With more busy threads than processors, calls of C functions are lost, too. Time fewer \
+                    functions; docs/functions.md has the reasons";
         messages.warning(WarningKind::LostCalls, &caution, hint);
     }
     if let Some(caution) = latencies.lost_times() {
@@ -34,8 +35,8 @@ pub(super) fn warn_of_separate_stacks(messages: &Messages, observer: &Observer) 
     if on_fibers > 0 && on_fibers < timed.len() {
         messages.warning(
             WarningKind::SeparateStacks,
-            "OCaml 5 executes C code on other stacks than OCaml code: self times of functions on fibers include their calls of \
-             functions on threads, and the other way round",
+            "OCaml 5 executes C code on other stacks than OCaml code: self times of functions on fibers include their \
+             calls of functions on threads, and the other way round",
             "the last words of each line, or the column stack, say which are on which",
         );
     }
@@ -52,8 +53,8 @@ pub(super) fn warn_of_interleaved(
     }
     if let Some(caution) = unknown {
         messages.note_to_people(&format!(
-            "{caution}: the probes have no int of one name as an argument; -key EXPR of `latency` and `record` says which stop belongs to \
-             which start"
+            "{caution}: the probes have no int of one name as an argument; -key EXPR of `latency` and `record` says \
+             which stop belongs to which start"
         ));
     }
 }

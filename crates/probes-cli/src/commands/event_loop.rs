@@ -115,7 +115,8 @@ pub(super) fn warn_of_lost_words(lost: &LostWords, messages: &Messages) {
         messages.warning(
             WarningKind::LostEvents,
             &format!(
-                "words of events were overwritten before they were read, so events are missing, and counts, totals and shares are too low: {lost}"
+                "words of events were overwritten before they were read, so events are missing, and counts, totals \
+                 and shares are too low: {lost}"
             ),
             "start the process with larger rings, such as e=18 in OCAMLRUNPARAM (16 without it)",
         );

@@ -173,7 +173,8 @@ impl EventsOff {
             ),
             EventsOff::Still { can_be_switched_on } => (
                 format!(
-                    "process {pid} writes no runtime events any more: they are off or paused (perhaps the command that had switched them on has ended); what the process did since is missing"
+                    "process {pid} writes no runtime events any more: they are off or paused (perhaps the command \
+                     that had switched them on has ended); what the process did since is missing"
                 ),
                 if can_be_switched_on {
                     "the same command again switches them on"

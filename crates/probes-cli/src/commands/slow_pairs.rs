@@ -101,7 +101,8 @@ impl PendingSlowPairs {
         self.output.messages.warning(
             WarningKind::LostHits,
             &format!(
-                "not all slow pairs and calls are shown ({dropped} are missing): they came faster than they could be read, or their process ended before that"
+                "not all slow pairs and calls are shown ({dropped} are missing): they came faster than they could be \
+                 read, or their process ended before that"
             ),
             "give a longer time with -over; the figures count them all",
         );

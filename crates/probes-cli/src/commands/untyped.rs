@@ -7,13 +7,15 @@ use crate::messages::Messages;
 use crate::output::{ReportedFigures, WarningKind};
 use crate::text::number_of;
 
-const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be read at a null \
-     pointer, in memory that processes share or that was mapped just now, in the last bytes before memory that is not mapped, and in \
-     processes that were forked just now; `ocaml-probes watch` shows the arguments of hits, docs/ask.md says what can be asked of which type";
+const HINT: &str = "an argument alone is taken for an int, and str(arg0) for a string; strings and fields cannot be \
+                    read at a null pointer, in memory that processes share or that was mapped just now, in the last \
+                    bytes before memory that is not mapped, and in processes that were forked just now; `ocaml-probes \
+                    watch` shows the arguments of hits, docs/ask.md says what can be asked of which type";
 
-const HINT_OF_RESULTS: &str = "a function that is left by a call in tail position has no retval: ask for that of the function that it calls; retval \
-     alone is taken for an int, and str(retval) for a string; `ocaml-probes watch -results` shows the results, docs/ask.md says what can be \
-     asked of which type";
+const HINT_OF_RESULTS: &str = "a function that is left by a call in tail position has no retval: ask for that of the \
+                               function that it calls; retval alone is taken for an int, and str(retval) for a \
+                               string; `ocaml-probes watch -results` shows the results, docs/ask.md says what can be \
+                               asked of which type";
 
 /// Warns that so many hits are untyped, if there are no others; `None` if there are. `of_results` is whether the
 /// results of functions were asked for.

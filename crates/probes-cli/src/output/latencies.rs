@@ -292,10 +292,11 @@ impl Evidence {
         if self.without_key > 0 {
             "use a key that all of these hits have: `ocaml-probes watch` shows their arguments"
         } else if self.by_key {
-            "give a -key that differs between all events that are under way at a time; a start whose stop is skipped by an exception does no harm"
+            "give a -key that differs between all events that are under way at a time; a start whose stop is skipped \
+             by an exception does no harm"
         } else {
-            "give -key EXPR, such as -key arg0: it says which stop belongs to which start; both probes need an argument that identifies \
-             the event, in OCaml such as [@probe.args id]"
+            "give -key EXPR, such as -key arg0: it says which stop belongs to which start; both probes need an \
+             argument that identifies the event, in OCaml such as [@probe.args id]"
         }
     }
 
@@ -307,8 +308,8 @@ impl Evidence {
                 number_of(stops, "stop")
             ),
             Doubt::Moved(events) => format!(
-                "no time can be trusted: events seem to start in one thread and stop in another (shown by {} without a stop, \
-                 and as many stops without a start)",
+                "no time can be trusted: events seem to start in one thread and stop in another (shown by {} without \
+                 a stop, and as many stops without a start)",
                 number_of(events, "start")
             ),
             Doubt::Doubtful(starts) if self.by_key => format!(
@@ -317,13 +318,13 @@ impl Evidence {
                 number_of(starts, "start")
             ),
             Doubt::Doubtful(stops) => format!(
-                "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
-                 at {}, an earlier start of the stack frame waited",
+                "either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some \
+                 times may be wrong: at {}, an earlier start of the stack frame waited",
                 number_of(stops, "stop")
             ),
             Doubt::WithoutKey(ends) => format!(
-                "some times may be wrong: {} without a key. If the stop of one event and the start of the next one with the same \
-                 key are among them, the two events are taken for one",
+                "some times may be wrong: {} without a key. If the stop of one event and the start of the next one \
+                 with the same key are among them, the two events are taken for one",
                 number_that_were(ends, "hit")
             ),
             Doubt::Unseen => UNSEEN.to_owned(),

@@ -1,4 +1,5 @@
-//! What the other threads of `serve` (the scanner, the HTTP server and the one that makes pages) tell the main thread, and how they wake it.
+//! What the other threads of `serve` (the scanner, the HTTP server and the one that makes pages) tell the main
+//! thread, and how they wake it.
 
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd};

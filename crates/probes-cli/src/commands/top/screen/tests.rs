@@ -326,7 +326,8 @@ fn interleaving_pairs_are_red_below_a_warning() {
     };
     model.set_times(vec![nested, doubtful.clone()]);
     let (line, colors) = shown(&model);
-    let caution = "req_start,req_end: either pairs of a thread interleave, and no time can be trusted, or exceptions skip stops, and some times may be wrong: \
+    let caution = "req_start,req_end: either pairs of a thread interleave, and no time can be trusted, or exceptions \
+                   skip stops, and some times may be wrong: \
                    at 2000 stops, an earlier start of the stack frame waited";
     assert_eq!(line, caution);
     assert_eq!(colors, [Color::Red, Color::Reset, Color::Reset, Color::Red]);
