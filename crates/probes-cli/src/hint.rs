@@ -222,4 +222,18 @@ mod tests {
             )
         );
     }
+
+    #[test]
+    fn another_program_is_to_be_checked_first() {
+        let process = probes_lib::Subject::Process(4242);
+        let error = Error::new(process, ProcessError::Executed);
+        for operand in [CommandTarget::Process(4242), CommandTarget::Attached(4242)] {
+            assert_eq!(
+                of(&error, &operand).as_deref(),
+                Some(
+                    "it runs another program now: check that this is the one you mean, and try again"
+                )
+            );
+        }
+    }
 }

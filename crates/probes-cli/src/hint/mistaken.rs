@@ -71,3 +71,21 @@ pub(super) fn as_probe(glob: &str, operand: &CommandTarget) -> Option<String> {
     };
     Some(format!("{name} is a probe: {instead}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn globs_for_probes_lead_to_regular_expressions() {
+        let program = CommandTarget::Program(PathBuf::from("x"));
+        assert_eq!(
+            as_function("req_*", &program).as_deref(),
+            Some(
+                "names of probes are not globs; -regexp req_ (with trace: -enable-regexp req_) selects those that begin with req_"
+            )
+        );
+    }
+}

@@ -101,7 +101,7 @@ fn update_with_event_before(
 }
 
 /// Runs [`update_with_event_before`] for the first call, the second, and so on, until an update makes fewer.
-fn sweep(case: &mut Case, file: &Path, args: &[&str], event: Event) {
+fn end_before_each_call(case: &mut Case, file: &Path, args: &[&str], event: Event) {
     for nth in 1.. {
         if update_with_event_before(case, file, args, event, nth) < nth {
             break;
@@ -124,16 +124,16 @@ fn exit_before_any_call_of_update_is_reported() {
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
         for file in fixture_forms("threads_spin") {
-            sweep(&mut case, &file, &["3"], Event::Kill);
-            sweep(&mut case, &file, &["2"], Event::Exit);
+            end_before_each_call(&mut case, &file, &["3"], Event::Kill);
+            end_before_each_call(&mut case, &file, &["2"], Event::Exit);
         }
         for file in program_forms("threads") {
-            sweep(&mut case, &file, &["2"], Event::Kill);
+            end_before_each_call(&mut case, &file, &["2"], Event::Kill);
         }
         if case.is_long() {
             for file in fixture_forms("churn") {
-                sweep(&mut case, &file, &[], Event::Kill);
-                sweep(&mut case, &file, &[], Event::Exit);
+                end_before_each_call(&mut case, &file, &[], Event::Kill);
+                end_before_each_call(&mut case, &file, &[], Event::Exit);
             }
         }
         rounds += 1;
@@ -153,7 +153,7 @@ fn exec_before_any_call_of_update_is_reported() {
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
         for file in fixture_forms("exec_self") {
-            sweep(&mut case, &file, &[], Event::Exec);
+            end_before_each_call(&mut case, &file, &[], Event::Exec);
         }
         rounds += 1;
     }

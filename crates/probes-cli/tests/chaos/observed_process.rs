@@ -110,7 +110,7 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
 
 /// Ends processes before random system calls of an observation. Not before each in turn: how many
 /// there are depends on when the threads of the process stop.
-fn sweep(case: &mut Case, file: &Path, args: &[&str], event: Event) {
+fn end_before_random_calls(case: &mut Case, file: &Path, args: &[&str], event: Event) {
     let calls = end_before(case, file, args, event, usize::MAX);
     for _ in 0..case.part_of(ENDS) {
         let nth = 1 + case.random(calls as u64) as usize;
@@ -126,15 +126,15 @@ fn exit_before_any_call_of_observation_is_reported() {
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
         for file in fixture_forms("threads_spin") {
-            sweep(&mut case, &file, &["2"], Event::Kill);
-            sweep(&mut case, &file, &["2"], Event::Exit);
+            end_before_random_calls(&mut case, &file, &["2"], Event::Kill);
+            end_before_random_calls(&mut case, &file, &["2"], Event::Exit);
         }
         for file in program_forms("threads") {
-            sweep(&mut case, &file, &["2"], Event::Kill);
-            sweep(&mut case, &file, &["2"], Event::Exit);
+            end_before_random_calls(&mut case, &file, &["2"], Event::Kill);
+            end_before_random_calls(&mut case, &file, &["2"], Event::Exit);
         }
         for file in fixture_forms("exec_self") {
-            sweep(&mut case, &file, &[], Event::Exec);
+            end_before_random_calls(&mut case, &file, &[], Event::Exec);
         }
         rounds += 1;
     }
