@@ -190,7 +190,7 @@ fn write_obstacle(part: MemoryPart, error: &io::Error) -> &'static str {
         MemoryPart::Site | MemoryPart::Code | MemoryPart::Trampoline | MemoryPart::InjectedCall
     );
     if is_code && error.raw_os_error() == Some(libc::EIO) {
-        "; ptrace(2) cannot write it either: was the kernel booted with proc_mem.force_override=never (/proc/cmdline)?"
+        "; ptrace(2) cannot write it either (was the kernel booted with proc_mem.force_override=never? /proc/cmdline says)"
     } else {
         ""
     }
