@@ -299,7 +299,8 @@ mod tests {
         let messages = Messages::new(Level::Errors, MessageForm::Text);
         for is_root in [false, true] {
             let directory = EventsDirectory::make_in(&temporary, is_root, &messages).unwrap();
-            fs::write(directory.path.join("1.events"), "").unwrap();
+            // No process has this pid.
+            fs::write(directory.path.join("0.events"), "").unwrap();
             drop(directory);
             let names = fs::read_dir(&temporary).unwrap();
             let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
