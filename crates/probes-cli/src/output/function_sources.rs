@@ -1,6 +1,5 @@
 //! [`FunctionSources`]: the source lines of the functions of a process.
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 
 use probes_lib::{FirstCall, Functions, LiveAddr, SelectedFunction, SourceMap};
@@ -14,9 +13,8 @@ use crate::text::Escaped;
 #[derive(Default)]
 pub(crate) struct FunctionSources(Option<(Arc<Functions>, SourceMaps)>);
 
-/// The source lines of each object, read when they are first asked for: all of them may take much memory. It is no error if
-/// a file has none.
-type SourceMaps = Vec<OnceCell<Option<SourceMap>>>;
+/// The source lines of each object. It is no error if a file has none.
+type SourceMaps = Vec<Option<SourceMap>>;
 
 /// The source lines of the object in which `found` is.
 fn map_of<'m>(
@@ -26,8 +24,7 @@ fn map_of<'m>(
 ) -> Option<&'m SourceMap> {
     let mut objects = functions.objects().iter();
     let index = objects.position(|object| std::ptr::eq(object, found.object))?;
-    let map = maps[index].get_or_init(|| found.object.source_map().ok());
-    map.as_ref()
+    maps[index].as_ref()
 }
 
 impl FunctionSources {
@@ -37,11 +34,11 @@ impl FunctionSources {
         functions.map(FunctionSources::of).unwrap_or_default()
     }
 
-    /// Those of `functions`.
+    /// Reads those of `functions`: now, because it may take long.
     pub(crate) fn of(functions: impl Into<Arc<Functions>>) -> FunctionSources {
         let functions = functions.into();
-        let maps = functions.objects().iter().map(|_| OnceCell::new());
-        let maps = maps.collect();
+        let objects = functions.objects().iter();
+        let maps = objects.map(|object| object.source_map().ok()).collect();
         FunctionSources(Some((functions, maps)))
     }
 

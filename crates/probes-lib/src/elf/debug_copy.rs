@@ -3,8 +3,8 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use goblin::elf::header::header64::SIZEOF_EHDR;
 use goblin::elf::section_header::{SHF_COMPRESSED, SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB};
@@ -21,9 +21,6 @@ const WHAT: &str = "the debugging information";
 /// How many bytes all copies may have at a time. The largest programs have about as many.
 const MAX_COPIED: u64 = 1 << 30;
 
-/// How many more bytes may be copied.
-static LEFT: AtomicU64 = AtomicU64::new(MAX_COPIED);
-
 /// How many bytes are copied at a time.
 const PIECE: u64 = 1 << 20;
 
@@ -38,47 +35,64 @@ const WITHOUT_LINES: [&[u8]; 7] = [
     b".debug_types",
 ];
 
-/// The bytes of one copy, counted as long as it is in memory.
-#[derive(Default)]
-pub(super) struct CopiedBytes(u64);
-
-impl CopiedBytes {
-    /// Counts bytes that are to be copied; returns false if they would be too many.
-    fn add(&mut self, len: u64) -> bool {
-        let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        let counted = LEFT.fetch_update(set, fetch, |left| left.checked_sub(len));
-        if counted.is_ok() {
-            self.0 += len;
-        }
-        counted.is_ok()
-    }
+/// A copy that is in memory as long as it is used.
+pub(super) struct DebugCopy {
+    /// A file that nobody else can change.
+    pub(super) file: File,
+    /// How many bytes of it are not in holes.
+    copied: u64,
 }
 
-impl Drop for CopiedBytes {
-    fn drop(&mut self) {
-        LEFT.fetch_add(self.0, Ordering::Relaxed);
+/// The copies that are in memory, each with the version of the file that it is of.
+static COPIES: Mutex<Vec<(FileVersion, Weak<DebugCopy>)>> = Mutex::new(Vec::new());
+
+/// What tells one version of a file from another: stat(2)'s device, inode, length, and time of the last change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FileVersion {
+    file: (u64, u64),
+    len: u64,
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    fn of(file: &File) -> io::Result<FileVersion> {
+        let metadata = file.metadata()?;
+        Ok(FileVersion {
+            file: (metadata.dev(), metadata.ino()),
+            len: metadata.len(),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        })
     }
 }
 
 impl ElfFile {
-    /// Copies the debugging information into memory, as a file that nobody else can change.
-    pub(super) fn copy_debugging_information(&self) -> Result<(File, CopiedBytes)> {
+    /// Copies the debugging information into memory, once for all that use it.
+    pub(super) fn debugging_information(&self) -> Result<Arc<DebugCopy>> {
+        let version = FileVersion::of(&self.file).map_err(|source| self.uncopied(source))?;
+        let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+        copies.retain(|(_, copy)| copy.strong_count() > 0);
+        let found = copies.iter().find(|(of, _)| *of == version);
+        if let Some(copy) = found.and_then(|(_, copy)| copy.upgrade()) {
+            return Ok(copy);
+        }
+        let used = copies.iter().filter_map(|(_, copy)| copy.upgrade());
+        let used = used.map(|copy| copy.copied).sum();
+        let copy = Arc::new(self.copy_debugging_information(used)?);
+        copies.push((version, Arc::downgrade(&copy)));
+        Ok(copy)
+    }
+
+    /// Makes a copy, if the others have `used` that many bytes.
+    fn copy_debugging_information(&self, used: u64) -> Result<DebugCopy> {
         let size = self.copied_ranges().map(|(_, len)| len);
         let size = size.fold(0, u64::saturating_add);
-        let too_large = |most| {
+        let most = MAX_COPIED;
+        if size > most {
             let what = WHAT;
-            self.defect(ElfDefect::TooLarge { what, size, most })
-        };
-        if size > MAX_COPIED {
-            return Err(too_large(MAX_COPIED));
+            return Err(self.defect(ElfDefect::TooLarge { what, size, most }));
         }
-        let left = LEFT.load(Ordering::Relaxed);
-        let mut copied = CopiedBytes::default();
-        let unwritten = |source| {
-            let what = WHAT;
-            Error::of_file(self.path(), FileError::Read { what, source })
-        };
-        let copy = self.empty_copy().map_err(unwritten)?;
+        let file = self.empty_copy().map_err(|source| self.uncopied(source))?;
+        let mut copied = 0;
         let mut piece = Vec::new();
         for (start, len) in self.copied_ranges() {
             let end = start + len;
@@ -89,13 +103,20 @@ impl ElfFile {
                 if piece.iter().all(|&byte| byte == 0) {
                     continue;
                 }
-                if !copied.add(piece.len() as u64) {
-                    return Err(too_large(left));
+                copied += piece.len() as u64;
+                if copied > most.saturating_sub(used) {
+                    return Err(self.defect(ElfDefect::OtherDebugInfo { used, most }));
                 }
-                copy.write_all_at(&piece, at).map_err(unwritten)?;
+                let written = file.write_all_at(&piece, at);
+                written.map_err(|source| self.uncopied(source))?;
             }
         }
-        Ok((copy, copied))
+        Ok(DebugCopy { file, copied })
+    }
+
+    fn uncopied(&self, source: io::Error) -> Error {
+        let what = WHAT;
+        Error::of_file(self.path(), FileError::Read { what, source })
     }
 
     /// Makes a file in memory that is as long as this one.
@@ -143,7 +164,7 @@ impl ElfFile {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, OpenOptions};
-    use std::os::unix::fs::MetadataExt;
+    use std::path::Path;
 
     use test_support::{Scratch, fixture};
 
@@ -187,9 +208,39 @@ mod tests {
         let place = [elf.len.to_le_bytes(), HOLE.to_le_bytes()].concat();
         file.write_all_at(&place, header + 24).unwrap();
         let elf = ElfFile::open(&path).unwrap();
-        let (copy, copied) = elf.copy_debugging_information().unwrap();
-        assert!(copied.0 < HOLE / 8, "{}", copied.0);
-        let in_memory = copy.metadata().unwrap().blocks() * 512;
+        let copy = elf.debugging_information().unwrap();
+        assert!(copy.copied < HOLE / 8, "{}", copy.copied);
+        let in_memory = copy.file.metadata().unwrap().blocks() * 512;
         assert!(in_memory < HOLE / 8, "{in_memory}");
+    }
+
+    #[test]
+    fn file_is_copied_once_for_all() {
+        let of_file = |file: &Path| ElfFile::open(file).unwrap().debugging_information();
+        let first = of_file(&fixture("churn.nopie")).unwrap();
+        assert!(Arc::ptr_eq(
+            &first,
+            &of_file(&fixture("churn.nopie")).unwrap()
+        ));
+        assert!(!Arc::ptr_eq(
+            &first,
+            &of_file(&fixture("churn.pie")).unwrap()
+        ));
+    }
+
+    #[test]
+    fn copies_are_bounded_together() {
+        let elf = ElfFile::open(&fixture("churn.nopie")).unwrap();
+        let copied = elf.copy_debugging_information(0).unwrap().copied;
+        assert!(elf.copy_debugging_information(MAX_COPIED - copied).is_ok());
+        let Err(error) = elf.copy_debugging_information(MAX_COPIED - copied + 1) else {
+            panic!("more was copied than may be in memory");
+        };
+        assert!(
+            error
+                .to_string()
+                .contains("debugging information of other files"),
+            "{error}"
+        );
     }
 }

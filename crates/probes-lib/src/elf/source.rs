@@ -5,12 +5,13 @@
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
 
 use addr2line::Loader;
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
-use crate::elf::debug_copy::CopiedBytes;
+use crate::elf::debug_copy::DebugCopy;
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
@@ -28,7 +29,8 @@ use crate::error::{Error, FileError, Result};
 /// ```
 pub struct SourceMap {
     loader: Loader,
-    _copied: CopiedBytes,
+    /// What the loader has mapped.
+    _copy: Arc<DebugCopy>,
 }
 
 /// Where code is in the source; what the file does not say is `None`.
@@ -72,13 +74,13 @@ impl SourceMap {
             let what = "the debugging information";
             Error::of_file(elf.path(), FileError::Read { what, source })
         };
-        let (copy, copied) = elf.copy_debugging_information()?;
-        let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
+        let copy = elf.debugging_information()?;
+        let path = format!("/proc/self/fd/{}", copy.file.as_raw_fd());
         let loader = Loader::new(path);
         let loader = loader.map_err(|error| unreadable(std::io::Error::other(error.to_string())));
         Ok(SourceMap {
             loader: loader?,
-            _copied: copied,
+            _copy: copy,
         })
     }
 

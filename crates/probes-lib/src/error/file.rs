@@ -143,6 +143,16 @@ pub enum ElfDefect {
         /// How many are read.
         most: u64,
     },
+    /// Debugging information that is not read, because that of other files takes the memory that there is for it.
+    #[error(
+        "has source lines that are not read: the debugging information of other files takes {used} of the {most} bytes that it may have in memory"
+    )]
+    OtherDebugInfo {
+        /// How many bytes the others have.
+        used: u64,
+        /// How many all may have.
+        most: u64,
+    },
     /// More code and data than this crate reads.
     #[error("has {size} bytes of code and data: at most {most} can be read")]
     TooMuchCode {
