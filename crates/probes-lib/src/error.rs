@@ -335,10 +335,19 @@ impl Error {
 
     /// Whether the kernel failed to open or read something that is there and may be read.
     pub(crate) fn is_failed_call(&self) -> bool {
-        let source = std::error::Error::source(self);
-        let source = source.and_then(|source| source.downcast_ref::<io::Error>());
         let is_input_error = |it: &io::Error| it.raw_os_error() == Some(Errno::EIO as i32);
-        source.is_some_and(|it| is_shortage(it) || is_input_error(it))
+        self.is_shortage() || self.call_error().is_some_and(is_input_error)
+    }
+
+    /// Whether we lacked files or memory for a while, see [`is_shortage`].
+    pub(crate) fn is_shortage(&self) -> bool {
+        self.call_error().is_some_and(is_shortage)
+    }
+
+    /// Returns the error of the system call that failed, if that is the reason.
+    fn call_error(&self) -> Option<&io::Error> {
+        let source = std::error::Error::source(self);
+        source.and_then(|source| source.downcast_ref())
     }
 
     /// Whether a program or file has no probes: [`ProbeError::NoProbes`].

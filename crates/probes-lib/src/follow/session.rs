@@ -500,23 +500,30 @@ impl<'f> FollowSession<'f> {
             Some(parent).filter(may_share)
         };
         let parent = parent.unwrap_or_default();
-        self.unopened.insert(pid, Unopened { parent, hooks });
+        let unopened = Unopened {
+            parent,
+            hooks,
+            lacks_files: error.is_shortage(),
+        };
+        self.unopened.insert(pid, unopened);
         self.failed(pid, error);
     }
 
     /// Detaches from each process for which this is possible now: those that are marked for it, and those that could not
-    /// be opened. Reaps what has exited and could not be reaped then: its parent waits for it.
+    /// be opened. Reaps what has exited and could not be reaped then: its parent waits for it. The spare files are closed
+    /// meanwhile if these may be what it takes.
     fn detach_pending(&mut self, is_ending: bool) {
         let is_marked = |followed: &FollowedProcess| followed.is_to_be_detached;
-        let is_pending = !self.unopened.is_empty() || self.processes.values().any(is_marked);
-        if !is_pending && !self.tracees.has_undecided() {
-            return;
+        let lacks_files = self.tracees.lacks_files()
+            || self.unopened.values().any(|it| it.lacks_files)
+            || self.processes.values().any(is_marked);
+        if lacks_files {
+            self.spare_files.clear();
         }
-        self.spare_files.clear();
         self.tracees.reap_undecided();
         self.open_unopened();
         self.detach_marked();
-        if !is_ending {
+        if lacks_files && !is_ending {
             self.spare_files = spare_files();
         }
     }
@@ -525,7 +532,7 @@ impl<'f> FollowSession<'f> {
     fn open_unopened(&mut self) {
         let pids = self.unopened.keys().copied().take(OPENED_AT_A_TIME);
         for pid in pids.collect::<Vec<i32>>() {
-            let Some(unopened) = self.unopened.remove(&pid) else {
+            let Some(mut unopened) = self.unopened.remove(&pid) else {
                 continue;
             };
             let opened = Process::open(pid);
@@ -540,7 +547,10 @@ impl<'f> FollowSession<'f> {
                 }
                 // Its exit is an event of its own.
                 Err(error) if error.is_gone() => {}
-                Err(_) => drop(self.unopened.insert(pid, unopened)),
+                Err(error) => {
+                    unopened.lacks_files = error.is_shortage();
+                    self.unopened.insert(pid, unopened);
+                }
             }
         }
     }
@@ -625,6 +635,8 @@ struct Unopened {
     parent: i32,
     /// Those that it may have inherited.
     hooks: Vec<LoaderHook>,
+    /// Whether it could not be opened because too many files were open, or for lack of memory.
+    lacks_files: bool,
 }
 
 /// At which moment the new objects of a process are handled.

@@ -71,8 +71,8 @@ pub(crate) struct TraceeSet<'t> {
     given_up_tids: HashSet<i32>,
     /// Exited children of our own process, which it may want to wait for.
     unreaped: HashSet<i32>,
-    /// Those of which it could not be found out whose children they are.
-    undecided: HashSet<i32>,
+    /// Those of which it could not be found out whose children they are, each with whether files or memory were lacking.
+    undecided: HashMap<i32, bool>,
     starved: StarvedThreads,
 }
 
@@ -104,7 +104,7 @@ impl<'t> TraceeSet<'t> {
             given_up: HashMap::new(),
             given_up_tids: HashSet::new(),
             unreaped: HashSet::new(),
-            undecided: HashSet::new(),
+            undecided: HashMap::new(),
             starved: StarvedThreads::default(),
         }
     }
@@ -491,21 +491,21 @@ impl<'t> TraceeSet<'t> {
             // For example because too many files are open: decided later.
             Err(error) if !error.is_gone() => {
                 self.unreaped.insert(tid);
-                self.undecided.insert(tid);
+                self.undecided.insert(tid, error.is_shortage());
             }
             _ => ptrace::reap(tid),
         }
     }
 
     /// Returns whether there are threads of which it could not be found out, when they exited, whether they are children
-    /// of our own process.
-    pub(crate) fn has_undecided(&self) -> bool {
-        !self.undecided.is_empty()
+    /// of our own process, because too many files were open or for lack of memory.
+    pub(crate) fn lacks_files(&self) -> bool {
+        self.undecided.values().any(|lacked| *lacked)
     }
 
     /// Reaps these threads, unless it still cannot be found out.
     pub(crate) fn reap_undecided(&mut self) {
-        for tid in std::mem::take(&mut self.undecided) {
+        for tid in std::mem::take(&mut self.undecided).into_keys() {
             self.unreaped.remove(&tid);
             if ptrace::peek_state(tid) == TraceeState::Exited {
                 self.reap(tid, None);
