@@ -22,7 +22,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// How long to wait, once events are on, for the runtime to write the names of the program's own events.
 const NAMES_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// After how long the user is told that we wait for the process.
+/// After how long a note says that we wait for the process.
 pub(super) const NOTE_WAITING_AFTER: Duration = Duration::from_millis(300);
 
 /// Events that are on, and what switches them off again if we have switched them on.

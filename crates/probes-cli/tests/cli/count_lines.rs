@@ -142,7 +142,7 @@ fn lines_without_code_are_errors() {
 }
 
 #[test]
-fn files_of_the_same_name_are_told_apart() {
+fn files_of_the_same_name_are_distinguished() {
     let scratch = Scratch::new();
     let file = scratch.file("twice");
     let mut gcc = Command::new("gcc");

@@ -239,7 +239,7 @@ fn times_begin_at_one_moment() {
 
 // promise: Profiles: -off-cpu stops nothing, and has only the time off the processor; -on-cpu has only the other
 #[test]
-fn time_on_and_off_processor_is_told_apart() {
+fn time_on_and_off_processor_is_distinguished() {
     let mut target = Talker::start(&fixture("turns.pie"));
     let (lines, [_, napped]) = profile_of_turns(&mut target, &["-off-cpu", "-by", "syscall"], 20);
     let (head, rest) = lines.split_first().unwrap();

@@ -128,7 +128,7 @@ fn live_profiles_reach_other_stacks() {
 }
 
 #[test]
-fn collections_of_ocaml_5_are_told_apart() {
+fn collections_of_ocaml_5_are_distinguished() {
     let [file, _] = program_forms("stacks");
     let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
     program.talker.ask("collect", "collects");

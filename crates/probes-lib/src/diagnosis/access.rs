@@ -25,7 +25,7 @@ use crate::trace::lease::{Lease, NoLease};
 use crate::trace::tracee_set::is_follower;
 
 /// How long to wait for the follower of a process to say whether it lends it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 pub(super) fn checks(process: &Process) -> Vec<Check> {
     let memory = memory(process);
@@ -137,7 +137,7 @@ fn tracer(process: &Process, checks: &AccessChecks<'_>, is_permitted: bool) -> C
     if !is_permitted || !is_follower(tracer) {
         return traced();
     }
-    match Lease::connect(tracer, process, false, PATIENCE) {
+    match Lease::connect(tracer, process, false, ANSWER_LIMIT) {
         Ok(_) => Check::pass(
             kind,
             "an `attach -follow` or `trace -follow` follows it, and lends it to other commands",

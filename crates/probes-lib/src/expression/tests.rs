@@ -210,14 +210,14 @@ fn messages_are_golden() {
     let tree = (0..5).fold("size".to_owned(), |tree, _| format!("({tree} + {tree})"));
     let calculated = format!("{tree} == {tree}");
     let spaces = " ".repeat(MAX_LEN + 1);
-    let spaces_behind = format!("arg0 == 1{spaces}");
+    let trailing_spaces = format!("arg0 == 1{spaces}");
     let spaces_inside = format!("arg0 =={spaces}1");
     let longer = format!("{}arg0 == 1", "arg0 == 1 && ".repeat(MAX_LEN / 13));
     let expressions = [
         "",
         "  ",
         &spaces,
-        &spaces_behind,
+        &trailing_spaces,
         &spaces_inside,
         &longer,
         &deep,

@@ -255,7 +255,7 @@ impl Swept {
         let Movable {
             count, len, call, ..
         } = movable;
-        let behind = match movable.stop {
+        let padding_len = match movable.stop {
             Stop::End => padding::len_at(&self.code, &self.targets, start + len),
             _ => 0,
         };
@@ -280,7 +280,7 @@ impl Swept {
             let own = instructions[before].ip() - start;
             candidates.extend(self.punned(start, own).map(|jump| site(before, jump)));
         }
-        if len + behind >= JUMP_LEN {
+        if len + padding_len >= JUMP_LEN {
             let padding = JUMP_LEN.saturating_sub(len) as u8;
             let near = site(count, Jump::Near { padding });
             if near.moves_call {
@@ -296,7 +296,7 @@ impl Swept {
                 Some(site(fewer, jump))
             }));
         } else if count > 0 {
-            let own = len + behind;
+            let own = len + padding_len;
             candidates.extend(self.punned(start, own).map(|jump| site(count, jump)));
             let ends = instructions
                 .iter()
@@ -309,7 +309,7 @@ impl Swept {
         }
         candidates.retain(|candidate| self.code.may_have_room(&candidate.window()));
         if candidates.is_empty() {
-            return Err(self.refusal(body, body.offset(first), &movable, behind));
+            return Err(self.refusal(body, body.offset(first), &movable, padding_len));
         }
         Ok(candidates)
     }
@@ -355,9 +355,9 @@ impl Swept {
         }
     }
 
-    /// Returns why there is no room for a jump at the instruction at `offset` in its function; `behind` is how many
+    /// Returns why there is no room for a jump at the instruction at `offset` in its function; `padding_len` is how many
     /// bytes of padding follow the displaced instructions.
-    fn refusal(&self, body: &Body, offset: u64, movable: &Movable, behind: u64) -> Refusal {
+    fn refusal(&self, body: &Body, offset: u64, movable: &Movable, padding_len: u64) -> Refusal {
         let offset = offset + movable.len;
         match movable.stop {
             Stop::Unmovable(what) => Refusal::Unmovable { offset, what },
@@ -370,7 +370,7 @@ impl Swept {
                 Refusal::BranchTarget { offset }
             }
             Stop::End | Stop::Enough => Refusal::TooShort {
-                len: (movable.len + behind) as u8,
+                len: (movable.len + padding_len) as u8,
                 exit: None,
             },
         }

@@ -21,7 +21,7 @@ pub(super) struct KernelRecords {
     /// What the kernel's samples add up to, if threads are stopped, too.
     pub(super) beside_stops: Option<TimeSums>,
     /// Before this time, samples beside stops are not read at once: that would take too much of a processor.
-    pub(super) told_after: Duration,
+    pub(super) read_at_once_after: Duration,
     /// When the process was stopped, until the records of that time are there.
     pub(super) stops: Vec<Range<Duration>>,
     /// See [`Profile::unseen_excess`].
@@ -53,7 +53,7 @@ impl KernelRecords {
             waits,
             samples: PendingSamples::default(),
             beside_stops,
-            told_after: Duration::ZERO,
+            read_at_once_after: Duration::ZERO,
             stops: Vec::new(),
             unseen_excess: Duration::ZERO,
             looks_at_exited: HashMap::new(),

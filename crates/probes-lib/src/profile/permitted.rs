@@ -42,11 +42,11 @@ pub(crate) fn try_to_sample(process: &Process) -> PermittedSamples {
 }
 
 /// The samples to ask the kernel for, the best first.
-pub(super) fn clock_samples_of(hz: u32, are_told: bool) -> [ClockSamples; 2] {
+pub(super) fn clock_samples_of(hz: u32, wake_reader: bool) -> [ClockSamples; 2] {
     [true, false].map(|in_kernel| ClockSamples {
         period: Duration::from_secs(1) / hz.clamp(1, MAX_HZ),
         stack_len: SAMPLED_STACK,
         in_kernel,
-        are_told,
+        wake_reader,
     })
 }

@@ -63,8 +63,8 @@ impl Profiler {
     /// Begins to record switches, with the best samples of running threads that are permitted.
     pub(super) fn switches(&self, hz: Option<u32>) -> std::io::Result<(SwitchRecorder, Vec<i32>)> {
         let process = self.stacks.process();
-        let are_told = self.stacks.has_fibers();
-        let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz, are_told).to_vec());
+        let wake_reader = self.stacks.has_fibers();
+        let mut wanted = hz.map_or(Vec::new(), |hz| clock_samples_of(hz, wake_reader).to_vec());
         if !self.is_live {
             // Samples of user space alone would lack the time in the kernel, which stopping the threads shows.
             wanted.retain(|samples| samples.in_kernel);
@@ -120,7 +120,7 @@ impl Profiler {
             recorded.ran = ran.saturating_sub(recorded.ran_until);
             recorded.ran_until = ran;
             let pause = recorded.ran.saturating_mul(WAIT_PAUSE / 2);
-            recorded.told_after = monotonic_now().saturating_add(pause);
+            recorded.read_at_once_after = monotonic_now().saturating_add(pause);
             if is_look {
                 recorded.stretch = 0.5 + fastrand::f64();
                 // A little less than the pause, which is counted from a moment earlier.
@@ -136,8 +136,9 @@ impl Profiler {
     /// threads are stopped, too, so that these samples may not be needed, reading them at once takes no more than 5 % of a processor.
     pub fn sample_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let now = monotonic_now();
-        let is_told = move |it: &&KernelRecords| it.beside_stops.is_none() || it.told_after <= now;
-        let recorded = self.recorded.as_ref().filter(is_told);
+        let are_read_at_once =
+            move |it: &&KernelRecords| it.beside_stops.is_none() || it.read_at_once_after <= now;
+        let recorded = self.recorded.as_ref().filter(are_read_at_once);
         recorded
             .into_iter()
             .flat_map(|recorded| recorded.switches.sample_fds())

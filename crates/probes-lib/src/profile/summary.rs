@@ -138,8 +138,8 @@ impl Profiler {
 /// A stack that is cut, or was not read, does not tell what its thread is for the runtime: another one of the thread may.
 fn share_roles(stacks: &mut [ProfiledStack]) {
     let thread = |stack: &ProfiledStack| (stack.tid, stack.thread_name.clone());
-    let told = stacks.iter().filter(|it| it.role != ThreadRole::Other);
-    let roles: HashMap<_, _> = told.map(|it| (thread(it), it.role)).collect();
+    let known = stacks.iter().filter(|it| it.role != ThreadRole::Other);
+    let roles: HashMap<_, _> = known.map(|it| (thread(it), it.role)).collect();
     for stack in stacks {
         if let Some(role) = roles.get(&thread(stack)) {
             stack.role = *role;

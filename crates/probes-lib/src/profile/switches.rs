@@ -171,8 +171,8 @@ impl SwitchRecorder {
 
     /// Returns what becomes readable when there is a sample, if the samples are to be read at once.
     pub(super) fn sample_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let is_told = self.samples.is_some_and(|it| it.are_told) && !self.are_silent;
-        let rings = self.rings.iter().filter(move |_| is_told);
+        let wake_reader = self.samples.is_some_and(|it| it.wake_reader) && !self.are_silent;
+        let rings = self.rings.iter().filter(move |_| wake_reader);
         rings.map(|(_, ring)| ring.event().as_fd())
     }
 

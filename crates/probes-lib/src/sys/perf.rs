@@ -41,7 +41,7 @@ pub(crate) struct ClockSamples {
     /// Whether a sample is taken while the thread is in the kernel, too.
     pub(crate) in_kernel: bool,
     /// Whether the ring becomes readable as soon as it has one (poll(2)).
-    pub(crate) are_told: bool,
+    pub(crate) wake_reader: bool,
 }
 
 /// An event of a thread on one processor. Threads that it creates later inherit it.
@@ -88,9 +88,9 @@ impl PerfEvent {
         // Without it, child processes inherit the event, too; Linux before 5.13 does not know it.
         attributes.set_inherit_thread(1);
         // No reader is woken for a switch: the rings are read from time to time. A sample is longer than its stack.
-        let told = samples.filter(|it| it.are_told);
+        let waking = samples.filter(|it| it.wake_reader);
         attributes.set_watermark(1);
-        attributes.__bindgen_anon_2.wakeup_watermark = told.map_or(u32::MAX, |it| it.stack_len);
+        attributes.__bindgen_anon_2.wakeup_watermark = waking.map_or(u32::MAX, |it| it.stack_len);
         match open(&mut attributes, tid, processor) {
             Err(error) if is_unknown_to_kernel(&error) => {
                 attributes.set_inherit_thread(0);

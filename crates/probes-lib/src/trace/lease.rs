@@ -47,7 +47,7 @@ use crate::trace::time_budget::TimeBudget;
 
 /// How long to wait for an answer, besides the time that stopping the process may take: the follower may be busy with
 /// another process.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(6);
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 
 /// How long to wait before connecting again to a follower to which many connect.
 const RECONNECT: Duration = Duration::from_millis(5);
@@ -212,7 +212,8 @@ impl Lease {
     pub(crate) fn stop(&self, limit: Duration) -> io::Result<Result<Vec<i32>, NotStopped>> {
         let limit_ms = limit.as_millis().try_into().unwrap_or(u64::MAX);
         let asked = Instant::now();
-        let stopped = match self.ask(&Request::Stop(limit_ms), limit.saturating_add(PATIENCE))? {
+        let answered_within = limit.saturating_add(ANSWER_LIMIT);
+        let stopped = match self.ask(&Request::Stop(limit_ms), answered_within)? {
             Reply::Stopped(tids) => Ok(tids),
             Reply::NotStopped(why) => Err(why),
             _ => return Err(self.lose(io::ErrorKind::InvalidData.into())),
@@ -229,7 +230,7 @@ impl Lease {
     /// Has the follower resume the process. If that fails, it is resumed all the same: by the follower once it sees
     /// that we are gone, or by the kernel if the follower is.
     pub(crate) fn resume_all(&self) {
-        if let Ok(Reply::Resumed(stop_time)) = self.ask(&Request::ResumeAll, PATIENCE) {
+        if let Ok(Reply::Resumed(stop_time)) = self.ask(&Request::ResumeAll, ANSWER_LIMIT) {
             self.count_stop_time(Some(stop_time));
         } else {
             self.count_stop_time(None);
@@ -298,7 +299,7 @@ impl Lease {
         request: &Request,
         take: impl FnOnce(Reply) -> Option<T>,
     ) -> Result<T, Errno> {
-        match self.ask(request, PATIENCE) {
+        match self.ask(request, ANSWER_LIMIT) {
             Ok(Reply::Failed(errno)) => Err(errno),
             Ok(reply) => take(reply).ok_or_else(|| {
                 self.lose(io::ErrorKind::InvalidData.into());

@@ -23,7 +23,7 @@ use crate::process::{Process, ThreadList};
 use crate::sys::priority;
 use crate::sys::ptrace::{self, TraceScope, TraceeState};
 use crate::trace::lease::message::NotStopped;
-use crate::trace::lease::{Lease, NoLease, PATIENCE, is_closed};
+use crate::trace::lease::{ANSWER_LIMIT, Lease, NoLease, is_closed};
 use crate::trace::stopped::{Stopped, Tracee};
 use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracee_set::is_follower;
@@ -148,7 +148,8 @@ impl Tracer<'_> {
             return Err(NoLease::Refused);
         }
         let holds_lock = self.holds_update_lock.get();
-        let lease = Lease::connect(tracer, process, holds_lock, limit.saturating_add(PATIENCE))?;
+        let limit = limit.saturating_add(ANSWER_LIMIT);
+        let lease = Lease::connect(tracer, process, holds_lock, limit)?;
         let lease = Rc::new(lease);
         *self.lease.borrow_mut() = Some(lease.clone());
         Ok(lease)

@@ -240,8 +240,8 @@ impl Latency {
         // If a probe is paired with itself, each hit ends the one before. If only times of a range are
         // recorded, not all pairs are among the times.
         let is_one_probe = planned.start == planned.stop;
-        let is_told = data.waiting.is_none() && !is_one_probe && !planned.has_range;
-        let have_moved = is_told && moved >= MIN_MOVED && moved > measured;
+        let shows_moves = data.waiting.is_none() && !is_one_probe && !planned.has_range;
+        let have_moved = shows_moves && moved >= MIN_MOVED && moved > measured;
         let has_numbers = planned.has_named_number && sum(slot::NO_NUMBER) == 0;
         let (waiting, replaced) = (data.waiting.unwrap_or(0), sum(slot::REPLACED_STARTS));
         Latency {
@@ -780,26 +780,26 @@ mod tests {
     fn events_are_distinguished_by_one_name() {
         let mut pair = vec![0; PAIR_LEN as usize];
         let mut planned = pair_named("a", "b");
-        let told_apart = |planned: &PlannedPair, data: &PairData| {
+        let are_distinguished = |planned: &PlannedPair, data: &PairData| {
             Latency::of(planned, data, 1.0).detects_interleaving()
         };
-        assert!(!told_apart(&planned, &data(&pair)));
+        assert!(!are_distinguished(&planned, &data(&pair)));
         planned.has_named_number = true;
-        assert!(told_apart(&planned, &data(&pair)));
+        assert!(are_distinguished(&planned, &data(&pair)));
         // Several events have one number.
         let repeated = HEADER_LEN + 7 * SLOT_LEN + slot::REPEATED_NUMBER;
         put(&mut pair, repeated, 1);
-        assert!(!told_apart(&planned, &data(&pair)));
-        assert!(told_apart(&pair_named("a", "a"), &data(&pair)));
+        assert!(!are_distinguished(&planned, &data(&pair)));
+        assert!(are_distinguished(&pair_named("a", "a"), &data(&pair)));
         put(&mut pair, repeated, 0);
         // A string has the name.
         put(&mut pair, HEADER_LEN + 7 * SLOT_LEN + slot::NO_NUMBER, 1);
-        assert!(!told_apart(&planned, &data(&pair)));
+        assert!(!are_distinguished(&planned, &data(&pair)));
         let by_key = PairData {
             waiting: Some(0),
             ..data(&pair)
         };
-        assert!(told_apart(&planned, &by_key));
+        assert!(are_distinguished(&planned, &by_key));
     }
 
     #[test]
