@@ -13,7 +13,7 @@ use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
 use crate::error::{Error, Operation, Result, SystemError};
 use crate::observe::install::at_launch::AtLaunch;
-use crate::observe::install::install_prepared::Installed;
+use crate::observe::install::map_and_write::Installed;
 use crate::process::image::Image;
 use crate::process::memory::ProcessMemory;
 use crate::process::object::Object;

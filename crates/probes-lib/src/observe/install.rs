@@ -1,10 +1,17 @@
 //! Installs an observation in a process, and removes it.
+//!
+//! ```text
+//! running   plan ─▶ place arenas ─▶ assemble trampolines ─▶ find a code cave              prepare.rs
+//! stopped   map the arenas ─▶ write their headers                                         map_and_write.rs
+//! running   write the trampolines ─▶ copy the pages that are patched    (if that takes longer than to stop again)
+//! stopped   write the shared data ─▶ patch all points                                     map_and_write.rs, patch.rs
+//! ```
 
 mod assemble;
 pub(crate) mod at_launch;
 mod fs_base;
-pub(crate) mod install_prepared;
 pub(crate) mod installed;
+pub(crate) mod map_and_write;
 pub(crate) mod observer_lock;
 pub(crate) mod patch;
 mod planned_patches;
@@ -32,8 +39,8 @@ use crate::trace::stopped::Stopped;
 /// The length of a huge page.
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// Returns the error for code that cannot be read: only because the process has exited. Code that is not mapped any more is no
-/// error ([`PageCopies::update`](crate::memory::page_copies::PageCopies::update)).
+/// Code cannot be read only if the process has exited: returns that error. Code that is not mapped any more is no error
+/// ([`PageCopies::update`](crate::memory::page_copies::PageCopies::update)).
 fn exited_of_read(pid: i32) -> impl FnOnce(io::Error) -> Error {
     move |_| Error::of_process(pid, ProcessError::Exited)
 }

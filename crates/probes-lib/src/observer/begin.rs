@@ -10,8 +10,8 @@ use crate::error::{
 use crate::events_switch;
 use crate::functions::Functions;
 use crate::observe::functions::ObservedFunctions;
-use crate::observe::install::install_prepared::{install, refuse_forbidden};
 use crate::observe::install::installed::{is_abandoned, refuse_observed};
+use crate::observe::install::map_and_write::{install, refuse_forbidden};
 use crate::observe::install::observer_lock::ObserverLock;
 use crate::observe::install::remove::{CleanReport, Cleaned, NameOf, remove_stale};
 use crate::observe::plan::ObservationPlan;

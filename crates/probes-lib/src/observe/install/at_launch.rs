@@ -10,7 +10,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::error::{ObserveError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::observe::functions::ObservedFunctions;
-use crate::observe::install::install_prepared::Installed;
+use crate::observe::install::map_and_write::Installed;
 use crate::observe::install::prepare::Prepared;
 use crate::observe::observation::Observation;
 use crate::observe::plan::ObservationPlan;

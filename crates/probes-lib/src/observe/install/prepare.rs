@@ -1,12 +1,5 @@
 //! [`Prepared`]: an observation that is ready to be installed: all that can be done while the process
-//! runs is done.
-//!
-//! ```text
-//! running   plan ─▶ place arenas ─▶ assemble trampolines ─▶ find a code cave
-//! stopped   map the arenas ─▶ write their headers
-//! running   write the trampolines ─▶ copy the pages that are patched    (if that takes longer than to stop again)
-//! stopped   write the shared data ─▶ patch all points
-//! ```
+//! runs is done. The drawing in `install.rs` has all steps.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Installs an observation that is [`Prepared`].
+//! Installs an observation that is [`Prepared`]: maps its arenas, and writes them and the patches.
 
 use std::io;
 use std::ops::Range;
