@@ -98,8 +98,8 @@ pub(super) fn recording(
     let mut hit = HitAssembler::new(role, pointers)?;
     hit.save_and_check()?;
     hit.count_and_time()?;
-    let fields = hit.record()?;
-    hit.restore()?;
+    let fields = hit.record_if_watched()?;
+    hit.restore_registers()?;
     hit.assemble(at, tail, fields)
 }
 
@@ -199,7 +199,7 @@ impl<'r> HitAssembler<'r> {
     }
 
     /// Records the hit one by one, if the point is watched.
-    fn record(&mut self) -> Result<FieldCopies, IcedError> {
+    fn record_if_watched(&mut self) -> Result<FieldCopies, IcedError> {
         let Some(watched) = &self.role.watched else {
             return Ok(FieldCopies::default());
         };
@@ -224,7 +224,7 @@ impl<'r> HitAssembler<'r> {
     }
 
     /// Restores registers, also of hits that were skipped, and counts those for which the first filter is untyped.
-    fn restore(&mut self) -> Result<(), IcedError> {
+    fn restore_registers(&mut self) -> Result<(), IcedError> {
         restore(&mut self.a, &self.others)?;
         if matches!(self.first_check, FirstCheck::Filter(_)) {
             self.a.jmp(self.skipped)?;
