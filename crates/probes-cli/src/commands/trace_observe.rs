@@ -92,23 +92,16 @@ pub(super) fn run(
 /// other tools.
 fn warn_of_unobserved(wanted: &ProgramObservation, messages: &Messages, observer: &Observer) {
     note_sites_without_nop(messages, observer);
-    let kinds = [
-        (&wanted.functions, "counted"),
-        (&wanted.histogram_functions, "observed"),
-        (&wanted.timed_functions, "timed"),
-        (&wanted.watched_functions, "watched"),
-    ];
-    let kinds = kinds.iter().filter(|(functions, _)| !functions.is_empty());
     // One warning, which is about all of them.
-    match kinds.map(|(_, what)| *what).collect::<Vec<_>>()[..] {
+    match wanted.kinds_of_functions()[..] {
         [] => {}
         [what] => warn_of_uncounted_from_start(messages, observer, what),
         _ => warn_of_uncounted_from_start(messages, observer, "observed"),
     }
-    if !wanted.watched_functions.is_empty() {
+    if wanted.watches_functions() {
         warn_of_missing_results(messages, observer);
     }
-    if !wanted.watched_functions.is_empty() || wanted.over.is_given() {
+    if wanted.watches_functions() || wanted.over.is_given() {
         note_unknown_arguments(messages, observer, wanted.calls.arguments());
     }
 }

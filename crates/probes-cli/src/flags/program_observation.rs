@@ -123,18 +123,18 @@ pub(crate) struct ProgramObservation {
     /// Which hits are counted and shown.
     filter: FilterFlags,
     /// The functions that are counted; without any, `-count` counts all probes.
-    pub(crate) functions: Vec<FunctionSelector>,
-    pub(crate) timed_functions: Vec<FunctionSelector>,
+    functions: Vec<FunctionSelector>,
+    timed_functions: Vec<FunctionSelector>,
     pairs: Vec<Pair>,
     key: PairKeyFlag,
     pub(crate) over: OverFlag,
     pub(crate) watched: Vec<Selector>,
-    pub(crate) watched_functions: Vec<FunctionSelector>,
+    watched_functions: Vec<FunctionSelector>,
     pub(crate) calls: CallFlags,
     /// What histograms are made of, if any.
     pub(crate) histogram: Option<WantedHistogram>,
     histogram_probes: Vec<Selector>,
-    pub(crate) histogram_functions: Vec<FunctionSelector>,
+    histogram_functions: Vec<FunctionSelector>,
     sample: SampleFlag,
     /// The fields of a hit that are shown; `None`: all.
     pub(crate) fields: Option<Vec<Field>>,
@@ -341,7 +341,23 @@ impl ProgramObservation {
     }
 
     pub(crate) fn watches(&self) -> bool {
-        !self.watched.is_empty() || !self.watched_functions.is_empty()
+        !self.watched.is_empty() || self.watches_functions()
+    }
+
+    pub(crate) fn watches_functions(&self) -> bool {
+        !self.watched_functions.is_empty()
+    }
+
+    /// Returns what is done with the kinds of functions that there are, a word for each kind.
+    pub(crate) fn kinds_of_functions(&self) -> Vec<&'static str> {
+        let kinds = [
+            (&self.functions, "counted"),
+            (&self.histogram_functions, "observed"),
+            (&self.timed_functions, "timed"),
+            (&self.watched_functions, "watched"),
+        ];
+        let kinds = kinds.iter().filter(|(functions, _)| !functions.is_empty());
+        kinds.map(|(_, what)| *what).collect()
     }
 
     pub(crate) fn observation(&self) -> Observation {
