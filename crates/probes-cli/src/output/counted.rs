@@ -136,27 +136,27 @@ impl<'c> CountReport<'c> {
         }
     }
 
-    /// Only the hits since `before`, which was `seconds` ago.
+    /// Only the hits since `before`, which was `elapsed` ago.
     pub(crate) fn hits_since(
         mut self,
         before: Option<&Counts>,
-        seconds: Duration,
+        elapsed: Duration,
     ) -> CountReport<'c> {
         for (row, before) in self.rows_with_hits_in(before) {
             row.hits = row.hits.saturating_sub(before.hits);
             row.untyped = row.untyped.map(|it| it.saturating_sub(before.untyped));
         }
-        self.seconds = seconds;
+        self.seconds = elapsed;
         self.with_rates(None)
     }
 
-    /// All hits so far, with the rates since `before`, which was `seconds` ago.
+    /// All hits so far, with the rates since `before`, which was `elapsed` ago.
     pub(crate) fn with_rates_since(
         mut self,
         before: Option<&Counts>,
-        seconds: Duration,
+        elapsed: Duration,
     ) -> CountReport<'c> {
-        self.seconds = seconds;
+        self.seconds = elapsed;
         self.with_rates(before)
     }
 

@@ -136,7 +136,7 @@ impl<'g> GcReport<'g> {
         pid: i32,
         program: &Path,
         ocaml: &'g str,
-        seconds: Duration,
+        elapsed: Duration,
         pauses: &GcPauses,
     ) -> GcReport<'g> {
         let requests = |number, domain: &DomainPauses| {
@@ -151,7 +151,7 @@ impl<'g> GcReport<'g> {
         let domains = pauses.domains().map(|(number, domain)| DomainView {
             domain: number,
             pauses: PauseTimes::of(&domain.pauses),
-            share: domain.pauses.total().as_secs_f64() / seconds.as_secs_f64().max(1e-9),
+            share: domain.pauses.total().as_secs_f64() / elapsed.as_secs_f64().max(1e-9),
             allocated_bytes: Some(domain.allocated),
             promoted_bytes: Some(domain.promoted),
             lost_words: Some(domain.lost_words),
@@ -176,7 +176,7 @@ impl<'g> GcReport<'g> {
             ocaml: Some(ocaml),
             from: FiguresOf::Events,
             at: None,
-            seconds,
+            seconds: elapsed,
             pauses: PauseTimes::of(&all),
             allocated_bytes: sum(|it| it.allocated_bytes),
             promoted_bytes: sum(|it| it.promoted_bytes),
@@ -193,7 +193,7 @@ impl<'g> GcReport<'g> {
     pub(crate) fn of_functions(
         pid: i32,
         program: &Path,
-        seconds: Duration,
+        elapsed: Duration,
         functions: &[(&'static str, &FunctionLatency)],
     ) -> GcReport<'g> {
         let mut all = GcTimes::default();
@@ -210,7 +210,7 @@ impl<'g> GcReport<'g> {
         let domain = DomainView {
             domain: 0,
             pauses: PauseTimes::of(&all),
-            share: all.total().as_secs_f64() / seconds.as_secs_f64().max(1e-9),
+            share: all.total().as_secs_f64() / elapsed.as_secs_f64().max(1e-9),
             allocated_bytes: None,
             promoted_bytes: None,
             lost_words: None,
@@ -223,7 +223,7 @@ impl<'g> GcReport<'g> {
             ocaml: None,
             from: FiguresOf::Functions,
             at: None,
-            seconds,
+            seconds: elapsed,
             pauses: PauseTimes::of(&all),
             allocated_bytes: None,
             promoted_bytes: None,

@@ -161,12 +161,12 @@ pub(super) struct CallerView {
 }
 
 impl<'k> KeyedReport<'k> {
-    /// The hits since `before`, which was `seconds` ago; `sources` name callers.
+    /// The hits since `before`, which was `elapsed` ago; `sources` name callers.
     pub(crate) fn new(
         targets: &'k [Target],
         reading: &'k KeyedReading,
         before: Option<&KeyedReading>,
-        seconds: Duration,
+        elapsed: Duration,
         by: &'k CountedBy,
         sources: &FunctionSources,
     ) -> KeyedReport<'k> {
@@ -185,7 +185,7 @@ impl<'k> KeyedReport<'k> {
                 hits,
                 rate: rates
                     .and_then(|rates| rates.keys.get(&keyed.key).copied())
-                    .unwrap_or_else(|| rate(hits, seconds)),
+                    .unwrap_or_else(|| rate(hits, elapsed)),
             }
         });
         let mut keys: Vec<KeyRow<'k>> = rows.filter(|row| row.hits > 0).collect();
@@ -200,13 +200,13 @@ impl<'k> KeyedReport<'k> {
             version: VERSION,
             subjects: Subjects::of(targets),
             at: None,
-            seconds,
+            seconds: elapsed,
             by: by.texts().collect(),
             keys,
             other,
             untyped,
-            other_rate: rates.map_or_else(|| rate(other, seconds), |it| it.other),
-            untyped_rate: rates.map_or_else(|| rate(untyped, seconds), |it| it.untyped),
+            other_rate: rates.map_or_else(|| rate(other, elapsed), |it| it.other),
+            untyped_rate: rates.map_or_else(|| rate(untyped, elapsed), |it| it.untyped),
             refused: reading.refused.iter().map(RefusedView::of).collect(),
             shown: by.shown(),
             has_others: by.has_expressions(),

@@ -61,7 +61,7 @@ struct EventRow<'c> {
 }
 
 impl<'c> EventCounts<'c> {
-    /// What has occurred since `before`, which was `seconds` ago. If there are many names, those without events are
+    /// What has occurred since `before`, which was `elapsed` ago. If there are many names, those without events are
     /// left out.
     pub(crate) fn new(
         target: &'c Target,
@@ -69,9 +69,9 @@ impl<'c> EventCounts<'c> {
         names: &'c [RuntimeEventName],
         totals: &EventTotals,
         before: &EventTotals,
-        seconds: Duration,
+        elapsed: Duration,
     ) -> EventCounts<'c> {
-        let per_second = seconds.as_secs_f64().max(f64::MIN_POSITIVE);
+        let per_second = elapsed.as_secs_f64().max(f64::MIN_POSITIVE);
         let of = |totals: &EventTotals, index: usize| totals.hits.get(index).copied().unwrap_or(0);
         let rows = names.iter().enumerate().map(|(index, name)| {
             let hits = of(totals, index).saturating_sub(of(before, index));
@@ -94,7 +94,7 @@ impl<'c> EventCounts<'c> {
             program: target.program().to_string_lossy(),
             ocaml,
             at: None,
-            seconds,
+            seconds: elapsed,
             events,
             lost: lost_of_domains(&totals.lost.since(&before.lost)),
         }
