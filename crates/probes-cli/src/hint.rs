@@ -114,7 +114,7 @@ pub(crate) fn of_check(check: &Check, operand: &CommandTarget) -> Option<String>
     let failed = check.result() == CheckResult::Fail;
     let hint = match (check.kind(), operand) {
         (CheckKind::Seccomp, _) if !failed => {
-            "`count` and the other commands that observe read the filters first: if one refuses a call, they name it and change nothing"
+            "`count` and the other commands that observe read the filters first: if a filter refuses a call, they name that call and change nothing"
         }
         (CheckKind::MemoryLimit, CommandTarget::Process(pid)) if !failed => {
             return Some(format!("`prlimit --pid {pid}` shows and sets its limits"));
@@ -153,7 +153,9 @@ fn of_system(kind: &SystemError) -> Option<String> {
         SystemError::Call {
             operation: Operation::RecordHold,
             ..
-        } => "without -for, no record is needed (docs/holds.md says where records are)",
+        } => {
+            "nothing was undone, and the record stays: make room where records are (docs/holds.md), and release again"
+        }
         SystemError::NoThread { .. } => LIMITED,
         SystemError::ForeignProc => {
             "enter the mount namespace, too (`nsenter --mount --pid`), or mount a /proc of this pid namespace in a \

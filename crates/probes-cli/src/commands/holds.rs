@@ -53,7 +53,7 @@ pub(super) fn release_dead(
             undone.retain(|&it| !is_left(it));
             match join_first_few(&undone) {
                 Some(names) => {
-                    messages.note(&format!("undone for {}: {names}", holder.tool));
+                    messages.note(&format!("undid the changes of {}: {names}", holder.tool));
                 }
                 None if report.not_undone.is_empty() => {
                     messages.note(&format!("{} had nothing to undo", holder.tool));
@@ -166,7 +166,7 @@ fn how_to_release(pid: i32, holder: &Holder) -> String {
         0 => ", run as root,",
         user => &format!(", run as root or uid {user},"),
     };
-    format!("{command}{by} undoes them")
+    format!("{command}{by} undoes the changes")
 }
 
 /// Warns of a hold that could not be recorded, so that no other tool knows of it.

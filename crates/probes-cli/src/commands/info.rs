@@ -21,8 +21,8 @@ where counters and sites disagree, NAME inconsistent. With -sites, below each na
     semaphore ADDRESS VALUE
 with addresses in the process; `-` if the file does not say. If a site holds bytes that are neither
 its enabled nor its disabled form, they follow the state: foreign(90cc00000000). Each command that
-holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` undoes what the dead
-hold:
+holds the probe (`attach -for`, `top`) has a line; `attach -release-dead` undoes what killed
+commands have changed:
     holder PID alive|dead AMOUNT COMMAND
 What belongs to a library or plugin comes after a line
     in OBJECT

@@ -19,7 +19,10 @@ pub(super) fn of_observe(
             "try again in a moment, or restart the program if the thread never leaves that code"
         }
         ObserveError::NotRunning => {
-            "thaw its cgroup if it is frozen (`cat /proc/PID/cgroup`), or try again when processors are free"
+            return Some(format!(
+                "thaw its cgroup if it is frozen (`cat /proc/{}/cgroup`), or try again when processors are free",
+                pid.map_or("PID".to_owned(), |pid| pid.to_string())
+            ));
         }
         ObserveError::NoRoom => "observe fewer functions, or those of one library at a time",
         ObserveError::NoThreadIds => "count by another key, such as arg0 or caller",

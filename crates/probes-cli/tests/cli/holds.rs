@@ -77,7 +77,7 @@ fn holders(pid: i32, name: &str) -> Vec<(i64, bool, i64)> {
     holders.map_or_else(Vec::new, |holders| holders.iter().map(one).collect())
 }
 
-// promise: Updates for a time: What a killed command was to undo is undone, in memory byte by byte (8 kills)
+// promise: Updates for a time: The changes of a killed command can be undone, in memory byte by byte (8 kills)
 #[test]
 fn what_the_dead_hold_is_undone() {
     for flags in ["-enable plain,flag", "-disable plain"] {
@@ -187,7 +187,11 @@ fn answer_names_the_holder_in_json() {
         hold_and_die(&target, "-enable plain");
         let dead = holders(pid, "plain")[0].0;
         let answer = run(&format!("attach -pid {pid} -release-dead -json"));
-        assert!(answer.stderr.contains(&format!("undone for pid {dead} (")));
+        assert!(
+            answer
+                .stderr
+                .contains(&format!("undid the changes of pid {dead} ("))
+        );
         let released = answer.json();
         assert_eq!(
             (&released["type"], &released["pid"]),
@@ -414,14 +418,18 @@ fn user_sees_what_root_holds() {
             shown.stderr
         );
         assert!(
-            shown.stderr.contains("`, run as root, undoes them\n"),
+            shown
+                .stderr
+                .contains("`, run as root, undoes the changes\n"),
             "{}",
             shown.stderr
         );
         let line = format!("attach -pid {pid} -release-dead");
         let refused = run_command(&mut as_nobody(&line));
         assert!(
-            refused.stderr.contains("`, run as root, undoes them\n"),
+            refused
+                .stderr
+                .contains("`, run as root, undoes the changes\n"),
             "{}",
             refused.stderr
         );

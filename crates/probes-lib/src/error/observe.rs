@@ -164,7 +164,7 @@ pub enum ObserveError {
     /// A thread, which is the subject, is in code that an earlier observation has added to the process, or may return
     /// to it. So that code stays mapped.
     #[error(
-        "({name}) {} {code}, which an earlier observation has left and which cannot be removed until the thread is out of it",
+        "({name}) {} {code}, which an earlier observation has left: it cannot be removed until the thread is out of it",
         if *.is_executing { "still executes" } else { "may still return to" }
     )]
     StillInside {
@@ -280,9 +280,7 @@ pub enum ObserveError {
     #[error(transparent)]
     LongExpression(BadExpression),
     /// It is not known where the ids of its threads are.
-    #[error(
-        "cannot have its hits counted by tid: where its C library keeps the ids of threads is not known"
-    )]
+    #[error("keeps the ids of threads at an unknown place: hits cannot be counted by tid")]
     NoThreadIds,
     /// More histograms than are possible together; without a subject.
     #[error("{given} histograms were asked for; at most {most} are possible")]

@@ -94,7 +94,7 @@ pub enum ProcessError {
     /// because this tool sent nothing for two seconds or kept it stopped for more than five. The process is running
     /// again.
     #[error(
-        "was resumed too early: the tool that follows it has exited, or has waited too long for this one"
+        "was resumed too early: the tool that follows it has exited, or this tool kept it stopped too long"
     )]
     FollowerLost,
     /// The tool that follows it ([`Follow`](crate::Follow)) was asked to stop it for this tool, and does not answer.
