@@ -52,7 +52,7 @@ struct ClockReading {
     suspended: Duration,
 }
 
-/// How often is read what may be disturbed by a preemption of this thread, or by a suspension of the machine.
+/// How many readings are taken, because a preemption of this thread or a suspension of the machine may disturb one.
 const TRIES: usize = 5;
 
 /// Reads a clock, and the counter at the same moment. This thread may be preempted in between, so
@@ -105,7 +105,7 @@ fn time_in_suspension() -> Duration {
 }
 
 /// Returns how many ticks there were since a moment after the machine was suspended, and how long that is. The first call
-/// after each suspension takes [`MIN_MEASUREMENT`].
+/// after each suspension takes [`MIN_MEASUREMENT`], up to [`TRIES`] times if the machine is suspended once more meanwhile.
 fn elapsed_since_suspension() -> (u64, Duration) {
     static BEGUN: Mutex<Option<ClockReading>> = Mutex::new(None);
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -44,8 +44,8 @@ pub(super) struct ObservationRequest {
     pub(super) observation: Observation,
     pub(super) options: Options,
     pub(super) duration: Option<Duration>,
-    /// Whether the figures of several processes are of a reading of all before the first observation is removed, and so of
-    /// the same time; otherwise, they are what each removal returns.
+    /// For several processes only, of which the figures are to be of the same time: whether all are read once more before
+    /// the first observation is removed. Otherwise, the figures are what each removal returns.
     pub(super) reads_all_before_removal: bool,
 }
 

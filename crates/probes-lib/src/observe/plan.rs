@@ -265,7 +265,7 @@ impl ObservationPlan {
         }
     }
 
-    /// Returns each arena with its points, of a plan that is prepared.
+    /// Returns each arena with its points, once placement has sorted the points by arena.
     pub(crate) fn points_by_arena<'p>(
         &'p self,
         arenas: &'p [Arena],
@@ -520,7 +520,7 @@ fn function_points(
     })
 }
 
-/// Returns what all places of a function have in common that is not paired. `timed` is its number among timed ones.
+/// Returns what all places of a function that is not paired have in common. `timed` is its number among timed ones.
 fn role_of_function(
     function: &ObservedFunction,
     timed: Option<u32>,

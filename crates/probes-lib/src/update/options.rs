@@ -42,7 +42,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Returns when the time limit ends that begins now: never, in effect, if no clock can tell that time.
+    /// Returns the moment at which the time limit is over, counted from now; in a hundred years if the limit is longer.
     pub(crate) fn deadline(&self) -> Instant {
         const NEVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         Instant::now() + self.time_limit.min(NEVER)

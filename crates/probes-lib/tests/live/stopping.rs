@@ -52,7 +52,7 @@ fn job_control_stop_is_seen_without_first_thread() {
     }
 }
 
-// promise: Stopping and resuming: A time limit that no clock can tell is no limit (2)
+// promise: Stopping and resuming: The longest time limit is no limit (2)
 #[test]
 fn longest_time_limit_is_no_limit() {
     let options = Options {
