@@ -91,6 +91,7 @@ impl Expression {
     /// # Errors
     ///
     /// If it is a value, not true or false; if a name is unknown; if two values of different types are compared.
+    #[doc(hidden)]
     pub fn filter(&self, scope: &Scope) -> Result<Filter, BadExpression> {
         let filter = types::filter(&self.tree, &self.text, scope);
         filter.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
@@ -114,6 +115,7 @@ impl Expression {
     /// # Errors
     ///
     /// If it is something else: a float, a string, a time, true or false; or as [`Expression::filter`].
+    #[doc(hidden)]
     pub fn integer(&self, scope: &Scope) -> Result<IntegerExpression, BadExpression> {
         let integer = types::integer(&self.tree, &self.text, scope);
         integer.map_err(|(place, problem)| BadExpression::new(&self.text, place, problem))
