@@ -336,7 +336,7 @@ fn end_lending_by(accident: Accident, talker: &mut Talker) -> bool {
     let lost = if accident == Accident::FollowerSilent {
         "is followed by a tool that does not answer, and may be stopped until that does"
     } else {
-        "was resumed by the tool that follows it"
+        "was resumed too early: the tool that follows it has exited"
     };
     let pid = talker.pid();
     let begun = Instant::now();

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use goblin::elf::header::header64::SIZEOF_EHDR;
@@ -13,6 +13,7 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 
+use super::file_version::FileVersion;
 use super::{CTX, ElfFile};
 use crate::error::{ElfDefect, Error, FileError, Result};
 
@@ -46,29 +47,12 @@ pub(super) struct DebugCopy {
 /// The copies that are in memory, each with the version of the file that it is of.
 static COPIES: Mutex<Vec<(FileVersion, Weak<DebugCopy>)>> = Mutex::new(Vec::new());
 
-/// What tells one version of a file from another: stat(2)'s device, inode, length, and time of the last change.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct FileVersion {
-    file: (u64, u64),
-    len: u64,
-    changed: (i64, i64),
-}
-
-impl FileVersion {
-    fn of(file: &File) -> io::Result<FileVersion> {
-        let metadata = file.metadata()?;
-        Ok(FileVersion {
-            file: (metadata.dev(), metadata.ino()),
-            len: metadata.len(),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
-    }
-}
-
 impl ElfFile {
     /// Copies the debugging information into memory, once for all that use it.
     pub(super) fn debugging_information(&self) -> Result<Arc<DebugCopy>> {
-        let version = FileVersion::of(&self.file).map_err(|source| self.uncopied(source))?;
+        let metadata = self.file.metadata();
+        let version = metadata.map(|metadata| FileVersion::of(&metadata));
+        let version = version.map_err(|source| self.uncopied(source))?;
         let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
         copies.retain(|(_, copy)| copy.strong_count() > 0);
         let found = copies.iter().find(|(of, _)| *of == version);
@@ -164,6 +148,7 @@ impl ElfFile {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, OpenOptions};
+    use std::os::unix::fs::MetadataExt;
     use std::path::Path;
 
     use test_support::{Scratch, fixture};

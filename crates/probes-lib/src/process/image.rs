@@ -12,6 +12,7 @@ use nix::fcntl::OFlag;
 
 use crate::address::{LiveAddr, LoadBias};
 use crate::elf::ElfFile;
+use crate::elf::file_version::FileVersion;
 use crate::elf::table::ProbeTable;
 use crate::error::{
     Error, ErrorKind, FileError, MemoryError, MemoryPart, Operation, ProbeError, ProcessError,
@@ -24,7 +25,7 @@ use crate::process::load_bias;
 use crate::process::maps::{self, Mapping, read_maps};
 use crate::process::object::{FileId, Object, UnreadableObject};
 use crate::process::objects::{
-    self, FileVersion, Files, KnownFile, OtherObjects, has_no_probes, without_deleted_mark,
+    self, Files, KnownFile, OtherObjects, has_no_probes, without_deleted_mark,
 };
 use crate::process::program::Program;
 use crate::process::translator;
