@@ -53,13 +53,13 @@ test: setup-tests
 # What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C
 # libraries; packages.
 test-long: setup-tests
-	@scripts/suites chaos+user,package,matrix
+	@scripts/suites chaos+user,package,copy,matrix
 
 test-all: test test-long
 
 # What .ci/run calls after `make test`.
 ci: setup-tests
-	@scripts/suites chaos+user,lint+package,matrix
+	@scripts/suites chaos+user,lint+package,copy,matrix
 
 # An hour, half of it as an ordinary user.
 chaos: setup-tests

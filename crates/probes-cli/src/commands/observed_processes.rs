@@ -429,7 +429,7 @@ impl ObservedProcesses {
 /// Notes that the results of a process, whose observation could not be removed, are those of the last reading.
 fn note_last_reading(messages: &Messages, pid: i32, error: &Error) {
     let why = if error.is_replaced() {
-        format!("another tool observes process {pid} now")
+        format!("another tool has replaced this observer of process {pid}")
     } else {
         format!("process {pid} cannot be read any more")
     };
