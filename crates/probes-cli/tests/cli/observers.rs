@@ -193,6 +193,43 @@ fn replaced_observer_prints_results_and_its_successor() {
     }
 }
 
+// promise: Observations: If another tool replaces the observer of one of several processes, the others are observed on,
+//    and it is reported once (2)
+#[test]
+fn others_are_observed_if_one_observer_is_replaced() {
+    for file in fixture_forms("timed") {
+        let (one, mut other) = (Talker::start(&file), Talker::start(&file));
+        let mut count = command(["count", "-interval", "10ms"]);
+        for target in [&one, &other] {
+            count.args(["-pid", &target.pid().to_string()]);
+        }
+        let first = Talker::spawn(count.stderr(Stdio::piped()));
+        for target in [&one, &other] {
+            wait_for_observer(target.pid(), first.pid());
+        }
+        let pid = one.pid();
+        let second = taking_over("count -force -quiet", pid);
+        other.hits();
+        wait_for_reading(first.pid());
+        kill(Pid::from_raw(first.pid()), Signal::SIGINT).unwrap();
+        let (lines, said, status) = rest(first);
+        assert_eq!(status, Some(1), "{said}");
+        let total = &lines[lines.len() - 2..];
+        assert!(total.iter().all(|it| it.starts_with("1 ")), "{lines:?}");
+        for once in [
+            format!("process {pid} has been taken over by pid {}", second.pid()),
+            format!(
+                "another tool has replaced this observer of process {pid}: the results are those of the last reading"
+            ),
+            "failed for 1 of 2 processes; the others were observed".to_owned(),
+        ] {
+            assert_eq!(said.matches(&once).count(), 1, "{once}: {said}");
+        }
+        end(second, Signal::SIGINT);
+        assert!(!is_observed(other.pid()));
+    }
+}
+
 // promise: Observations: Every command that observes takes over with -force (2 × 7 commands)
 #[test]
 fn every_observing_command_takes_over_with_force() {
