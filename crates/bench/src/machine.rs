@@ -4,7 +4,7 @@ use std::fs;
 
 use crate::failure::{Failure, Result};
 
-/// Returns a list: processor, how many of them, memory, kernel, load.
+/// Returns a list in Markdown: the processor and how many there are, memory, kernel, load.
 pub(crate) fn describe() -> Result<String> {
     let cpu = read("/proc/cpuinfo")?;
     let model = field(&cpu, "model name").unwrap_or("unknown");

@@ -88,6 +88,7 @@ fn found(tool: &Path) -> Result<usize> {
     let mut command = Command::new(tool);
     let output = test_support::output(command.arg("ps").env_remove(cost::SET_BY_CARGO));
     if output.status.success() {
+        // A process a line; after the last newline, there is nothing.
         Ok(output.stdout.split(|&byte| byte == b'\n').count() - 1)
     } else {
         Err(Failure::new(String::from_utf8_lossy(&output.stderr)))

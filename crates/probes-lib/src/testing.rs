@@ -97,7 +97,7 @@ impl SimulatedProcess {
         self.table.probe(name).unwrap()
     }
 
-    /// Returns the probe as a member of the program.
+    /// Returns the probe of this name in the whole program, which may be one of several objects.
     pub(crate) fn merged_probe(&self, name: &str) -> MergedProbe<'_> {
         self.program.probe(name).unwrap()
     }
@@ -224,6 +224,7 @@ pub(crate) fn program_with_arguments(probes: &[(&str, &str)]) -> Program {
             .at(ProgramSpec::TEXT + 8 * i, ProgramSpec::PROBES + 4 * i)
     };
     let notes: Vec<NoteSpec> = (0..).zip(probes).map(note).collect();
+    // For each probe: a disabled site, which is `nop; cmp $1, %eax`, and two bytes of padding.
     let text = [0x90, 0x3d, 1, 0, 0, 0, 0x90, 0x90].repeat(probes.len());
     let mut program = ProgramSpec::new(&notes, &text);
     program.probes = 4 * probes.len();

@@ -41,44 +41,49 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
         let mut all = costs.iter();
         let one = all.find(|one| one.threads == 1 && one.action == action);
         let one = one.ok_or_else(|| Failure::new("one thread was not measured"))?;
-        let [_, on] = one.row_head();
-        let mut costs = |what: &str, goal: &str, adds: f64, most: f64| {
-            row(&format!("{what}, {on}"), ns(adds), goal, Some(adds <= most));
+        let [_, on_or_off] = one.row_head();
+        let mut cost_row = |what: &str, goal: &str, adds: f64, most: f64| {
+            row(
+                &format!("{what}, {on_or_off}"),
+                ns(adds),
+                goal,
+                Some(adds <= most),
+            );
         };
         let ours = &one.ours;
-        costs(
+        cost_row(
             "count adds to a hit",
             "at most 8 ns",
             ours.count.adds(),
             MAX_COUNT_PS,
         );
-        costs(
+        cost_row(
             "latency adds to an event",
             "at most 20 ns",
             ours.latency.adds(),
             MAX_LATENCY_PS,
         );
-        costs(
+        cost_row(
             "latency by key adds to an event",
             "at most 40 ns",
             ours.latency_by_key.adds(),
             MAX_LATENCY_BY_KEY_PS,
         );
         let watch = ours.watch_int.adds();
-        costs(
+        cost_row(
             "watch adds to a hit, with an int",
             "at most 25 ns",
             watch,
             MAX_WATCH_PS,
         );
-        let times = one.times(Tool::Bpftrace);
+        let ratio = one.times(Tool::Bpftrace);
         row(
-            &format!("bpftrace adds, {on}"),
-            times.map_or("–".to_owned(), |times| {
-                format!("{times:.0} times as much")
+            &format!("bpftrace adds, {on_or_off}"),
+            ratio.map_or("–".to_owned(), |ratio| {
+                format!("{ratio:.0} times as much")
             }),
             "at least 50 times",
-            times.map(|times| times >= MIN_BPFTRACE_RATIO),
+            ratio.map(|ratio| ratio >= MIN_BPFTRACE_RATIO),
         );
     }
     for (what, text, goal, least) in [

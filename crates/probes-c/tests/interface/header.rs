@@ -7,14 +7,14 @@ use std::{env, fs};
 fn header_equals_the_one_generated_from_the_source() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(directory.join("cbindgen.toml")).unwrap();
-    let made = cbindgen::Builder::new()
+    let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(directory.join("src/types.rs"))
         .with_src(directory.join("src/abi.rs"))
         .generate()
         .unwrap();
     let mut generated = Vec::new();
-    made.write(&mut generated);
+    bindings.write(&mut generated);
     let generated = String::from_utf8(generated).unwrap();
     let header = directory.join("include/probes.h");
     if env::var_os("UPDATE_GOLDEN").is_some() {

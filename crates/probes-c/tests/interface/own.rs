@@ -51,6 +51,7 @@ impl SelfSwitching {
 
     /// The hits that executing all sites once adds to `ping` and `pong`.
     pub(crate) fn run(&mut self) -> (u64, u64) {
+        // Executes all sites once, and returns all hits since the start.
         let hits = |own: &mut SelfSwitching| BTreeMap::from_iter(own.talker.hits());
         let before = hits(self);
         let after = hits(self);
@@ -68,10 +69,11 @@ impl SelfSwitching {
             State::Enabled => 1,
             State::Inconsistent => 2,
         };
-        let [(one, a), (two, b)] = [ping, pong].map(|(state, counter)| (number(state), counter));
+        let [(ping_state, ping_counter), (pong_state, pong_counter)] =
+            [ping, pong].map(|(state, counter)| (number(state), counter));
         assert_eq!(
             self.ask("states"),
-            format!("states ping={one}/{a} pong={two}/{b}")
+            format!("states ping={ping_state}/{ping_counter} pong={pong_state}/{pong_counter}")
         );
         let states = self.target.states().unwrap();
         for (name, expected) in [("ping", ping), ("pong", pong)] {

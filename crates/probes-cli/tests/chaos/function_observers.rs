@@ -27,7 +27,7 @@ fn timed() -> Observation {
     selectors.fold(Observation::new(), Observation::time_functions)
 }
 
-/// Observes, as the process that [`observer`] starts: `what` begins with the pid, and how many times.
+/// Observes a process, in the process that [`observer`] starts: `what` begins with the pid and the number of times.
 fn observe(what: &str) {
     let mut words = what.split(' ').map(str::parse::<u32>).map_while(Result::ok);
     let (pid, times) = (words.next().unwrap(), words.next().unwrap());
@@ -82,8 +82,8 @@ fn killed_observers_of_wrappers_lose_no_call() {
             let first = 1 + case.random(step) as usize;
             for nth in (first..).step_by(step as usize) {
                 let what = format!("{fault}:{nth}");
-                let mut killed = observer(name, pid, 1);
-                let status = Guard::spawn(killed.env(faults::VARIABLE, &what)).wait();
+                let mut command = observer(name, pid, 1);
+                let status = Guard::spawn(command.env(faults::VARIABLE, &what)).wait();
                 assert_released(pid);
                 talker.ask("call 3 100", "called");
                 let is_patched = !built.differences(&Image::of(pid).text()).is_empty();
@@ -116,7 +116,8 @@ fn wrappers_work_when_observers_are_killed() {
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
         for file in fixture_forms("wrappers") {
-            // Otherwise, next to threads that never pause, the tool would get only as much time as one of them.
+            // At the same priority as threads that never pause, the tool would get only as much CPU time as one of
+            // them.
             let mut talker = Talker::spawn(Command::new("nice").args(["-n", "5", "--"]).arg(&file));
             talker.expect("ready");
             let pid = talker.pid();
@@ -132,7 +133,7 @@ fn wrappers_work_when_observers_are_killed() {
                 assert_released(pid);
                 let is_patched = !built.differences(&Image::of(pid).text()).is_empty();
                 case.add("killed at random, patched", u64::from(is_patched));
-                // Or the next observer removes what is left.
+                // In the other rounds, the next observer removes what is left.
                 if kill % 3 == 0 {
                     target.clean(patient_options()).unwrap();
                     built.assert_same(&Image::of(pid).text(), "the program");

@@ -27,9 +27,10 @@ fn update_repeatedly(case: &mut Case, file: &Path) {
         let opcodes: usize = report.changed.iter().map(|change| change.sites).sum();
         case.add("opcodes changed under running threads", opcodes as u64);
     }
+    // Nothing else in the code has changed.
     assert_eq!(subject.states_in_memory().len(), 2);
     subject.assert_released();
-    // No thread has exited or crashed: each still executes its sites.
+    // Every thread still executes its sites, of which `threads_spin` has four.
     let sites = if file.to_string_lossy().contains("threads_spin") {
         subject.wait_for_round();
         4 * subject.rounds().iter().sum::<u64>()

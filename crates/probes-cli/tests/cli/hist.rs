@@ -8,11 +8,11 @@ use test_support::{Scratch, Talker, fixture_forms, program, program_forms};
 use crate::count_functions::{Observing, observing};
 use crate::support::{command, is_observed, object, run, run_command};
 
-fn making(flags: &str, pid: i32) -> Observing {
+fn start_hist(flags: &str, pid: i32) -> Observing {
     observing("hist", flags, pid)
 }
 
-/// How often there is each value.
+/// How many times each value occurs.
 pub(crate) type Values = BTreeMap<i64, u64>;
 
 /// Returns the histogram of this name.
@@ -22,7 +22,8 @@ fn histogram<'j>(json: &'j Value, name: &str) -> &'j Value {
     found.unwrap_or_else(|| panic!("{name}: {json}"))
 }
 
-/// Asserts that a histogram has these values, no more and no fewer in each bucket, and their figures.
+/// Asserts that each bucket of a histogram counts exactly those of these values that are in its range, and that count,
+/// sum, mean, min, max and quantiles are those of the values.
 pub(crate) fn assert_exact(histogram: &Value, values: &Values) {
     let buckets = histogram["buckets"].as_array().unwrap();
     let mut rest = values.clone();
@@ -70,12 +71,12 @@ fn arguments_of_calls_are_in_their_buckets() {
         for (threads, rounds) in [(1, 20_000), (4, 20_000), (16, 3000)] {
             let mut target = Talker::start(&file);
             let pid = target.pid();
-            let tool = making("-fn Calls.leaf,Calls.deep -of arg0*arg0-1000 -json", pid);
+            let tool = start_hist("-fn Calls.leaf,Calls.deep -of arg0*arg0-1000 -json", pid);
             target.ask(&format!("run {threads} {rounds}"), "calls");
             let json = object(&tool.end().answer());
             let (mut leaf, mut deep) = (Values::new(), Values::new());
             for round in 1..=rounds {
-                // Another function calls it with each even number.
+                // `raises` calls `leaf`, too, if the number is even.
                 let calls = if round % 2 == 0 { 2 } else { 1 };
                 add(&mut leaf, round * round - 1000, calls * threads);
                 for depth in 0..=round % 8 {
@@ -106,7 +107,7 @@ fn arguments_of_c_functions_are_in_buckets() {
             ("-where int(arg0)>1000", Some(1000)),
         ] {
             let flags = format!("-fn leaf -of int(arg0)-1000 -json {flags}");
-            let tool = making(flags.trim_end(), pid);
+            let tool = start_hist(flags.trim_end(), pid);
             target.ask("calls 16 2000", "called");
             let json = object(&tool.end().answer());
             let mut values = Values::new();
@@ -144,7 +145,7 @@ fn values_of_probes_are_in_their_buckets() {
             ("blocks", "arg2.1", None),
         ] {
             let flags = format!("-probe {probe} -of {expression} -json");
-            let tool = making(&flags, pid);
+            let tool = start_hist(&flags, pid);
             target.ask("hit 10", "done");
             let json = object(&tool.end().answer());
             let found = histogram(&json, probe);
@@ -165,7 +166,7 @@ fn values_of_probes_are_in_their_buckets() {
                 let sum = value * 10;
                 match i64::try_from(sum) {
                     Ok(sum) => assert_eq!(found["sum"], sum, "{expression}"),
-                    // A number that JSON readers take for a float.
+                    // JSON readers take an integer of more than 64 bits for a float.
                     Err(_) => assert_eq!(found["sum"].as_f64(), Some(sum as f64)),
                 }
                 assert_eq!(
@@ -187,7 +188,7 @@ fn values_of_probes_are_in_their_buckets() {
 }
 
 #[test]
-fn numbers_anywhere_are_in_their_buckets() {
+fn arguments_in_any_register_are_in_their_buckets() {
     for file in fixture_forms("arguments") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
@@ -197,7 +198,7 @@ fn numbers_anywhere_are_in_their_buckets() {
             ("widths", "arg3", 200),
             ("registers", "arg5*arg4*(arg3+arg2*arg1)", 100),
         ] {
-            let tool = making(&format!("-probe {probe} -of {expression} -json"), pid);
+            let tool = start_hist(&format!("-probe {probe} -of {expression} -json"), pid);
             target.hits();
             let json = object(&tool.end().answer());
             assert_exact(histogram(&json, probe), &Values::from([(value, 1)]));
@@ -211,7 +212,8 @@ fn calls_behind_a_lock_are_counted_or_untyped() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let tool = making("-fn scales -of 1500+arg0-arg0 -where arg0==arg0 -json", pid);
+        // The expression reads arg0, but always has the same value.
+        let tool = start_hist("-fn scales -of 1500+arg0-arg0 -where arg0==arg0 -json", pid);
         target.ask("pass 4 2000", "passed");
         let json = object(&tool.end().answer());
         let found = histogram(&json, "scales");
@@ -221,7 +223,7 @@ fn calls_behind_a_lock_are_counted_or_untyped() {
     }
 }
 
-/// Returns the answer that docs/ask.md gives as that to a command.
+/// Returns the output of `hist` with these flags that docs/ask.md shows.
 fn documented(flags: &str) -> String {
     let page = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/ask.md"));
     let command = format!("$ ocaml-probes hist -pid 4242 {flags}\n");
@@ -241,15 +243,16 @@ fn picture_is_shown_below_the_figures() {
             "-fn Calls.deep -of arg0 -linear 1,7,3",
         ] {
             let svg = std::env::temp_dir().join(format!("ocaml-probes-hist-{pid}.svg"));
-            let tool = making(&format!("{flags} -svg {}", svg.display()), pid);
+            let tool = start_hist(&format!("{flags} -svg {}", svg.display()), pid);
             target.ask("run 1 8", "calls");
             assert_eq!(tool.end().answer(), documented(flags));
             let picture = std::fs::read_to_string(&svg).unwrap();
             std::fs::remove_file(svg).unwrap();
             assert!(picture.contains(">Calls.deep, arg0</text>"), "{picture}");
+            // As many bars as the output has.
             assert_eq!(picture.matches("fill=\"#c60\"").count(), 4);
         }
-        let tool = making("-fn Calls.deep -of arg0 -linear 1,7,3 -format table", pid);
+        let tool = start_hist("-fn Calls.deep -of arg0 -linear 1,7,3 -format table", pid);
         target.ask("run 1 8", "calls");
         let answer = tool.end().answer();
         let lines: Vec<&str> = answer.lines().collect();
@@ -266,9 +269,9 @@ fn picture_is_shown_below_the_figures() {
 fn intervals_have_all_values_so_far() {
     let mut target = Talker::start(&program("calls"));
     let pid = target.pid();
-    let mut tool = making("-fn Calls.leaf -of arg0 -interval 20ms -json", pid);
+    let mut tool = start_hist("-fn Calls.leaf -of arg0 -interval 20ms -json", pid);
     target.ask("run 1 1000", "calls");
-    // An interval that began before the calls may still end.
+    // The first lines may be about intervals that ended before the last call.
     let mut last = 0;
     while last < 1500 {
         let json = object(&tool.line().unwrap());
@@ -330,10 +333,10 @@ fn hits_are_shown_beside_histograms() {
         let mut stderr = String::new();
         let mut pipe = tool.guard().child().stderr.take().unwrap();
         std::io::Read::read_to_string(&mut pipe, &mut stderr).unwrap();
-        let said: Vec<Value> = stderr.lines().map(object).collect();
-        let shown = said.iter().filter(|it| it["type"] == "hit").count();
+        let objects: Vec<Value> = stderr.lines().map(object).collect();
+        let shown = objects.iter().filter(|it| it["type"] == "hit").count();
         assert_eq!(shown, hits, "{filter}: {stderr}");
-        let found = said.iter().find(|it| it["type"] == "histogram").unwrap();
+        let found = objects.iter().find(|it| it["type"] == "histogram").unwrap();
         let ints = histogram(found, "ints");
         assert_eq!(
             (&ints["count"], &ints["untyped"]),
@@ -349,7 +352,7 @@ fn hits_are_shown_beside_histograms() {
 fn probes_and_functions_have_histograms_together() {
     let mut target = Talker::start(&program("shown"));
     let pid = target.pid();
-    let tool = making("-regexp ^(ints|constants)$ -fn Shown.ints -of 7 -json", pid);
+    let tool = start_hist("-regexp ^(ints|constants)$ -fn Shown.ints -of 7 -json", pid);
     target.ask("hit 5", "done");
     let json = object(&tool.end().answer());
     let all = json["histograms"].as_array().unwrap();
@@ -365,8 +368,9 @@ fn usdt_probes_have_histograms() {
     for file in fixture_forms("usdt") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let tool = making("-usdt demo:* -of 7 -json", pid);
-        // Their arguments are not known. The code comes to the second site of `guarded` in every second round.
+        let tool = start_hist("-usdt demo:* -of 7 -json", pid);
+        // A constant, because one of the probes has no arguments. Only every second round executes the second site of
+        // `guarded`.
         target.ask("fire 1 1000", "fired");
         let json = object(&tool.end().answer());
         let mut counts = Vec::new();
@@ -385,7 +389,7 @@ fn usdt_probes_have_histograms() {
 }
 
 #[test]
-fn what_is_no_integer_is_refused_before() {
+fn unusable_expressions_are_refused_before_any_change() {
     let target = Talker::start(&program("shown"));
     let pid = target.pid();
     for (flags, message) in [
@@ -421,7 +425,7 @@ fn killed_histograms_are_removed() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        making("-probe strings -of len(arg1)", pid).kill();
+        start_hist("-probe strings -of len(arg1)", pid).kill();
         assert!(is_observed(pid));
         target.ask("hit 10", "done");
         let cleaned = run(&format!("observe -clean -pid {pid}"));

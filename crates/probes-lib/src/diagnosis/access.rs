@@ -29,15 +29,15 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(1);
 
 pub(super) fn checks(process: &Process) -> Vec<Check> {
     let memory = memory(process);
-    // If the kernel permits that, a denial that `AccessChecks` finds does not apply: a process can exempt tools from
-    // Yama, for example (prctl(2), PR_SET_PTRACER).
+    // If the kernel lets its memory be opened, a denial that `AccessChecks` finds does not apply: a process can exempt
+    // tools from Yama, for example (prctl(2), PR_SET_PTRACER).
     let is_permitted = memory.cause().is_none();
     let checks = AccessChecks::of(process);
-    let one = |kind, denial: Option<Denial>, finding: String| match denial.filter(|_| !is_permitted)
-    {
-        Some(denial) => Check::error(kind, denied(process, denial)),
-        None => Check::pass(kind, finding),
-    };
+    let check =
+        |kind, denial: Option<Denial>, finding: String| match denial.filter(|_| !is_permitted) {
+            Some(denial) => Check::error(kind, denied(process, denial)),
+            None => Check::pass(kind, finding),
+        };
     let status = process.status().unwrap_or_default();
     let own = geteuid().as_raw();
     let user = if status.uid == own {
@@ -55,19 +55,19 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
         "it is not dumpable, which does not matter to this user"
     };
     let mut found = vec![
-        one(CheckKind::User, checks.user(), user),
-        one(
+        check(CheckKind::User, checks.user(), user),
+        check(
             CheckKind::Capabilities,
             checks.capabilities(),
             "it has none that this process lacks and needs".to_owned(),
         ),
-        one(
+        check(
             CheckKind::UserNamespace,
             checks.user_namespace(),
             "the user namespace of the process permits it".to_owned(),
         ),
         pid_namespace(&status),
-        one(CheckKind::Dumpable, checks.dumpable(), dumpable.to_owned()),
+        check(CheckKind::Dumpable, checks.dumpable(), dumpable.to_owned()),
     ];
     if let Some(denial) = checks.yama().filter(|_| !is_permitted) {
         found.push(Check::error(CheckKind::Yama, denied(process, denial)));

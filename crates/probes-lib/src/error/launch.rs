@@ -16,7 +16,7 @@ use super::{Denial, reason};
 ///
 /// if let Err(error) = Launch::new(Command::new("./server.exe")).spawn() {
 ///     if let ErrorKind::Launch(LaunchError::NoInterpreter { interpreter }) = error.kind() {
-///         println!("{} is to be installed", interpreter.display());
+///         println!("install {}", interpreter.display());
 ///     }
 /// }
 /// ```
@@ -95,7 +95,7 @@ impl LaunchError {
 }
 
 /// Some reasons are predicates and need a subject: the process that is to be traced. Until its execve,
-/// that is a copy of this process.
+/// that is a fork of this process.
 fn denied(denial: &Denial) -> String {
     match denial {
         Denial::Traced { .. } | Denial::BeingChanged { .. } => format!("this process {denial}"),

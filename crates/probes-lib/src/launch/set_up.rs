@@ -76,7 +76,7 @@ impl<'s> SetUp<'s> {
         let resolved = self.resolve()?;
         let report = self.set_probes(&resolved, memory, &stopped)?;
         if self.tracer.is_interrupted() {
-            // A Ctrl-C that came before the child existed has interrupted only this process.
+            // A Ctrl-C before the child existed has reached only this process; the program must not run then.
             let program = self.program.to_owned();
             return Err(Error::of_program(&program, LaunchError::Interrupted));
         }
@@ -103,17 +103,18 @@ impl<'s> SetUp<'s> {
     ) -> Result<Stopped<'s>, NotReached> {
         let process = self.process();
         let function = dynamic_loader::debug_function(process);
-        let mut place = function;
+        let mut next = function;
         loop {
-            let places: Vec<LiveAddr> = place.into_iter().chain([entry]).collect();
+            let places: Vec<LiveAddr> = next.into_iter().chain([entry]).collect();
             let (stopped_there, reached) =
                 self.at_exec.run_to(self.tracer, stopped, memory, &places)?;
             stopped = stopped_there;
             if reached == entry {
                 return Ok(stopped);
             }
-            place = if function == Some(reached) {
-                // It is called before and after objects are mapped.
+            next = if function == Some(reached) {
+                // The loader calls it before and after it maps objects. After the first call, the program runs to
+                // where the call returns to, and from there to the second call.
                 match dynamic_loader::has_loaded(process, memory) {
                     Some(true) => return Ok(stopped),
                     Some(false) => Some(self.at_exec.return_address(memory)?),
@@ -156,7 +157,7 @@ impl<'s> SetUp<'s> {
         stopped: &Stopped<'_>,
     ) -> Result<Report> {
         let process = self.process();
-        // A program that has not run is not observed.
+        // Nothing observes a program that has not run: it has no patches to hide.
         let memory = Shadowed::new(memory, Shadow::default());
         let context = UpdateContext {
             process,
@@ -177,7 +178,7 @@ impl<'s> SetUp<'s> {
         let digest = if prepared.has_nothing_to_do() {
             CodeDigest::Unaffected
         } else {
-            // The runtime has not started.
+            // The runtime has not started, and so has registered no code whose digest could be written.
             context.digests(&resolved.choices).unwritten()
         };
         let report = Report {

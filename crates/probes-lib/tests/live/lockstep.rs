@@ -1,6 +1,6 @@
-//! Patched functions compute the same as unpatched ones. A process and its copy, most of whose functions are observed,
-//! execute random functions with the same random registers and memory, each call in two new processes, one instruction
-//! at a time:
+//! Patched functions compute the same as unpatched ones. A process, and a copy of it in which most functions are
+//! observed, execute random functions with the same random registers and memory, one instruction at a time. Each call is
+//! executed in two new processes, a fork of either:
 //!
 //! ```text
 //! unpatched   i1 ──▶ i2 ──▶ i3 ──▶ i4 ──▶ …        the same registers and flags wherever both are,
@@ -31,10 +31,10 @@ use crate::patches::ocamlopt;
 use call::{Call, End};
 use program::{Observed, Program, Twin};
 
-/// Memory that registers and memory point into.
+/// Memory that random values, in registers and in memory, point into.
 const DATA: Range<u64> = 0x10_0000_0000..0x10_0000_4000;
 const STACK: Range<u64> = 0x10_1000_0000..0x10_1001_0000;
-/// Code of ours: a system call, and after it the place that functions return to.
+/// Code of ours: a system call, and after it `RETURN`, the address that functions return to.
 const GATE: Range<u64> = 0x10_2000_0000..0x10_2000_1000;
 const RETURN: u64 = GATE.start + 8;
 const PAGE: u64 = 4096;
@@ -44,7 +44,8 @@ fn number(variable: &str, default: u64) -> u64 {
     given.map_or(default, |text| text.parse().unwrap())
 }
 
-/// Calls random functions of a program, observed in these ways.
+/// Calls random functions of a program, and of a copy that is observed, in each of these ways; asserts that most of
+/// the calls can be compared, and that none differs.
 fn compare(what: &str, program: &Program, observed: &[Observed], default_cases: u64) {
     let seed = number("LOCKSTEP_SEED", 20_261_123);
     let cases = number("LOCKSTEP_CASES", default_cases);
@@ -53,7 +54,7 @@ fn compare(what: &str, program: &Program, observed: &[Observed], default_cases: 
         let twin = Twin::of(program, observed, &mut random);
         let (mut ends, mut trampolines, mut steps) = (BTreeMap::new(), 0, 0);
         for case in 0..cases {
-            // At the entry of a function, or at once where it is patched.
+            // At the entry of a function, or directly at a patched place.
             let start = if observed == Observed::Within || random.bool() {
                 *random.choice(&twin.sites).unwrap()
             } else {
@@ -125,6 +126,7 @@ fn patched_compiler_computes_the_same() {
     command
         .args(["-c", "-impl", "/dev/stdin"])
         .stdin(std::process::Stdio::piped());
+    // It waits for its input, which never comes.
     let guard = Guard::spawn(&mut command);
     let pid = guard.pid();
     let program = Program::of(guard, pid);
@@ -132,7 +134,7 @@ fn patched_compiler_computes_the_same() {
     compare("ocamlopt", &program, &[timed], 40);
 }
 
-/// Compiles lockstep.c with these options.
+/// Compiles lockstep/functions.c with these options.
 fn compiled(scratch: &Scratch, options: &[&str]) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/live/lockstep/functions.c");
     let file = scratch.file(&format!("lockstep{}", options.concat()));

@@ -178,8 +178,8 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
     if parts.len() <= MAX_SHOWN {
         return parts;
     }
-    // Still too many to read: names that are no modules are cut, so far that few enough are left. If some were left
-    // out instead, a shell would insert what only the others have in common.
+    // Still too many to show: names that are no modules are cut to a length at which few enough of them differ. Leaving
+    // some out instead would be wrong: the shell inserts the prefix that all names it gets have in common.
     let (modules, others): (Completions, Completions) =
         parts.into_iter().partition(|(name, _)| name.ends_with('.'));
     let (mut shown, others) = if modules.len() < MAX_SHOWN / 2 {
@@ -204,12 +204,12 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
     shown
 }
 
-/// The most bytes of a name.
+/// The length of the longest name, in bytes.
 fn longest(names: &Completions) -> usize {
     names.keys().map(String::len).max().unwrap_or(0)
 }
 
-/// The names, each of at most as many bytes.
+/// The names, each cut to at most `len` bytes.
 fn cut(names: &Completions, len: usize) -> Completions {
     let each = names.iter().map(|(name, meaning)| {
         let mut len = (0..=len.min(name.len())).rev();
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(
             many.len(),
             100,
-            "camlList__f1 to f9, and two figures of each"
+            "camlList__f0 to f99: names are cut to two digits"
         );
         assert!(many.contains(&"camlList__f17".to_owned()));
         let few: Completions = found.into_iter().take(3).collect();

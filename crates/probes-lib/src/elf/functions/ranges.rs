@@ -4,8 +4,8 @@
 pub(super) struct RangeSet(Vec<(u64, u64)>);
 
 impl RangeSet {
-    /// The ranges with these starts and lengths. Those that overlap are one; a file may claim that one reaches past
-    /// the end of the address space.
+    /// The ranges with these starts and lengths. Overlapping ones become one range. One that reaches past the end of the
+    /// address space, as in a corrupt file, ends there.
     pub(super) fn of(ranges: impl Iterator<Item = (u64, u64)>) -> RangeSet {
         let with_end = ranges.map(|(start, len)| (start, start.saturating_add(len)));
         let mut ranges: Vec<(u64, u64)> = with_end.filter(|(start, end)| start < end).collect();
@@ -41,7 +41,7 @@ mod tests {
             (9, None),
             (10, Some(30)),
             (29, Some(30)),
-            // It touches the one before and the one after.
+            // Ranges that touch stay separate.
             (30, Some(40)),
             (44, Some(45)),
             (45, None),

@@ -1,11 +1,12 @@
 //! The code that saves the registers that a trampoline uses where calls are timed or watched, and restores them.
 //!
 //! ```text
-//! on the stack        below the stack pointer: at an entry and at an exit nothing is there, and signal handlers leave
-//!                     128 bytes alone (psABI 3.2.2). But only if these are in the page with the return address, which
-//!                     has been written: OCaml 4 raises `Stack_overflow` only for a fault in its own code
+//! on the stack        in the red zone, the 128 bytes below the stack pointer, which signal handlers leave alone (psABI
+//!                     3.2.2), and which is free at an entry and at an exit. Only if all of it is in the page of the
+//!                     return address, which has been written to: for a fault at the end of the stack, OCaml 4 raises
+//!                     `Stack_overflow` only if the fault is in OCaml code
 //! in MMX registers    which alias those of the x87 unit, if that is not in use
-//! behind a lock       in the data of the arena
+//! behind a lock       in the data of the arena; all threads share this place
 //! ```
 
 use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, CodeLabel, qword_ptr, rsp};
@@ -18,7 +19,7 @@ use super::{SAVED_IF_TIMED, SavedRegister};
 use crate::address::LiveAddr;
 use crate::observe::layout::shared::SharedLayout;
 
-/// How often the lock is tried: no register is free to count in.
+/// How many times the lock is tried. There is code for each time: no register is free for the counter of a loop.
 const TRIES: u32 = 8;
 
 /// Where registers are saved that can be saved neither on the stack nor in the x87 unit.
@@ -26,7 +27,7 @@ const TRIES: u32 = 8;
 pub(super) struct LockedRegisters {
     /// The lock; the registers follow it.
     pub(super) at: LiveAddr,
-    /// What is incremented if the lock is not free.
+    /// The counter that is incremented if the lock does not become free: of lost or untyped hits.
     pub(super) lost: LiveAddr,
 }
 
@@ -37,7 +38,8 @@ impl LockedRegisters {
     }
 }
 
-/// Where registers are saved.
+/// Which of the places in the table above are used: if two, the stack if it has room, or else the other. [`SavedAt`] is
+/// the same with addresses, for code that reads the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SaveArea {
     Mmx,
@@ -61,16 +63,17 @@ pub(super) struct Saving {
     place: SaveArea,
     used: &'static [SavedRegister],
     locked: LockedRegisters,
-    /// Where the registers are saved if there is no room on the stack, and where they are restored then.
+    /// The code that saves the registers in the other place if there is no room on the stack, and the code that
+    /// restores them from there.
     elsewhere: CodeLabel,
     from_elsewhere: CodeLabel,
-    /// Where the code goes on once they are saved, and where it ends.
+    /// What follows the code that saves them, and the end of the code that restores them.
     saved: CodeLabel,
     end: CodeLabel,
 }
 
 impl Saving {
-    /// For so many of the registers of [`SAVED_IF_TIMED`], from the first.
+    /// Saves the first `count` registers of [`SAVED_IF_TIMED`].
     pub(super) fn new(
         a: &mut CodeAssembler,
         place: SaveArea,
@@ -93,7 +96,7 @@ impl Saving {
         self.end
     }
 
-    /// Emits the code that saves them; it goes to the end if they cannot be saved.
+    /// Emits the code that saves them; it jumps to [`Saving::end`] if they cannot be saved.
     pub(super) fn save(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         if !self.place.is_stack_first() {
             return self.save_elsewhere(a);
@@ -103,7 +106,7 @@ impl Saving {
             a.mov(self.on_stack(index), *register)?;
         }
         a.set_label(&mut self.saved)?;
-        // There may be another label.
+        // The caller may set a label here, too; an instruction can have only one.
         a.nop()
     }
 
@@ -158,7 +161,7 @@ impl Saving {
         a.add_instruction(Instruction::with2(Code::Mov_rm32_imm32, unlocked, 0)?)
     }
 
-    /// Emits the code that takes the lock; it goes to the end if the lock is not free.
+    /// Emits the code that takes the lock; it jumps to [`Saving::end`] if the lock does not become free.
     fn lock(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let mut taken = a.create_label();
         for _ in 0..TRIES {
