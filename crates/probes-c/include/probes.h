@@ -94,7 +94,7 @@ uint32_t probes_abi(void);
  * functions below is called. Returns NULL if there are none, or if /proc is missing or not readable.
  *
  * A child after fork() has probes of its own, and must open them itself: in the child, every
- * function fails that is given probes which the parent has opened.
+ * function that is given probes opened by the parent fails.
  *
  * # Safety
  *
@@ -133,8 +133,8 @@ bool probes_enable(const struct Probes *probes, const char *name, char **error);
 bool probes_disable(const struct Probes *probes, const char *name, char **error);
 
 /**
- * Same as probes_enable(), for all probes whose name is matched, from its start, by the regular
- * expression, which is one of Rust's regex crate. Fails if there is no such probe.
+ * Same as probes_enable(), for all probes whose name the regular expression (syntax of Rust's
+ * regex crate) matches from its start. Fails if there is no such probe.
  *
  * # Safety
  *
@@ -143,8 +143,8 @@ bool probes_disable(const struct Probes *probes, const char *name, char **error)
 bool probes_enable_regexp(const struct Probes *probes, const char *regexp, char **error);
 
 /**
- * Same as probes_disable(), for all probes whose name is matched, from its start, by the regular
- * expression; probes that are disabled already are skipped.
+ * Same as probes_disable(), for all probes whose name the regular expression matches from its
+ * start; probes that are disabled already are skipped.
  *
  * # Safety
  *

@@ -31,7 +31,7 @@ pub extern "C" fn probes_abi() -> u32 {
 /// functions below is called. Returns NULL if there are none, or if /proc is missing or not readable.
 ///
 /// A child after fork() has probes of its own, and must open them itself: in the child, every
-/// function fails that is given probes which the parent has opened.
+/// function that is given probes opened by the parent fails.
 ///
 /// # Safety
 ///
@@ -92,8 +92,8 @@ pub unsafe extern "C" fn probes_disable(
     unsafe { update(probes, Action::Disable, name, named, false, error) }
 }
 
-/// Same as probes_enable(), for all probes whose name is matched, from its start, by the regular
-/// expression, which is one of Rust's regex crate. Fails if there is no such probe.
+/// Same as probes_enable(), for all probes whose name the regular expression (syntax of Rust's
+/// regex crate) matches from its start. Fails if there is no such probe.
 ///
 /// # Safety
 ///
@@ -108,8 +108,8 @@ pub unsafe extern "C" fn probes_enable_regexp(
     unsafe { update(probes, Action::Enable, regexp, matching, false, error) }
 }
 
-/// Same as probes_disable(), for all probes whose name is matched, from its start, by the regular
-/// expression; probes that are disabled already are skipped.
+/// Same as probes_disable(), for all probes whose name the regular expression matches from its
+/// start; probes that are disabled already are skipped.
 ///
 /// # Safety
 ///

@@ -110,7 +110,7 @@ pub(crate) enum Command {
     Top(top::Args),
     /// Show the running processes that have OCaml probes
     Ps(ps::Args),
-    /// Show what this machine and a process allow, and which commands work on it
+    /// Show what this machine and a process allow, and which commands work
     Doctor(doctor::Args),
     /// Print the script with which a shell completes subcommands, flags, pids and names
     Completion(completion::Args),

@@ -41,7 +41,7 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
     let status = process.status().unwrap_or_default();
     let own = geteuid().as_raw();
     let user = if status.uid == own {
-        format!("uid {own} ({}), as the process", user_name(own))
+        format!("uid {own} ({}), the same as the process", user_name(own))
     } else {
         let (ours, theirs) = (user_name(own), user_name(status.uid));
         format!(
@@ -59,7 +59,7 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
         check(
             CheckKind::Capabilities,
             checks.capabilities(),
-            "it has none that this process lacks and needs".to_owned(),
+            "it has no capability that this tool lacks".to_owned(),
         ),
         check(
             CheckKind::UserNamespace,
@@ -121,7 +121,7 @@ fn pid_namespace(status: &Status) -> Check {
     let finding = if status.levels > 1 {
         format!("in a pid namespace of its own, as pid {}", status.innermost)
     } else {
-        "that of this /proc".to_owned()
+        "the same as that of the mounted /proc".to_owned()
     };
     Check::pass(CheckKind::PidNamespace, finding)
 }
@@ -192,7 +192,7 @@ fn code_room(process: &Process) -> Check {
         return Check::unknown(kind, "its memory cannot be read");
     };
     match code_cave::find(process, &memory, &maps) {
-        Ok(_) => Check::pass(kind, "an object has room after its code for injected calls"),
+        Ok(_) => Check::pass(kind, "an object has a code cave for injected calls"),
         Err(error) => Check::error(kind, error),
     }
 }
@@ -212,8 +212,8 @@ fn memory_limit(process: &Process) -> Check {
                 limit.limit,
                 limit.used,
                 match limit.kind {
-                    MemoryLimitKind::Cgroup => "the rest",
-                    _ => "half of the rest",
+                    MemoryLimitKind::Cgroup => "what is left",
+                    _ => "half of what is left",
                 }
             ),
         ),
