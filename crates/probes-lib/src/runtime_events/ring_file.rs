@@ -332,11 +332,34 @@ fn max_domains(environment: &[u8]) -> u64 {
         value.or_else(|| variable.strip_prefix(b"CAMLRUNPARAM="))
     });
     let parts = parameters.flat_map(|it| it.split(|&byte| byte == b','));
-    let numbers = parts.filter_map(|part| {
-        let digits = std::str::from_utf8(part.strip_prefix(b"d=")?).ok()?;
-        digits.parse().ok()
+    let numbers = parts.filter_map(|part| part.strip_prefix(b"d="));
+    numbers.map(runtime_number).max().unwrap_or(0)
+}
+
+/// Returns the number at the beginning of a value in OCAMLRUNPARAM, as the runtime's `scanmult` reads it: decimal, or
+/// hexadecimal after `0x`, and maybe followed by `k`, `M` or `G`; 1 if there is none.
+fn runtime_number(text: &[u8]) -> u64 {
+    let (digits, radix) = match text.strip_prefix(b"0x") {
+        Some(digits) => (digits, 16),
+        None => (text, 10),
+    };
+    let digit = |byte: &u8| char::from(*byte).to_digit(radix);
+    let len = digits.iter().take_while(|byte| digit(byte).is_some());
+    let (digits, rest) = digits.split_at(len.count());
+    if digits.is_empty() {
+        return 1;
+    }
+    let value = digits.iter().filter_map(digit).fold(0u64, |value, digit| {
+        let value = value.saturating_mul(u64::from(radix));
+        value.saturating_add(u64::from(digit))
     });
-    numbers.max().unwrap_or(0)
+    let factor = match rest.first() {
+        Some(b'k') => 1 << 10,
+        Some(b'M') => 1 << 20,
+        Some(b'G') => 1 << 30,
+        _ => 1,
+    };
+    value.saturating_mul(factor)
 }
 
 #[cfg(test)]
@@ -349,7 +372,10 @@ mod tests {
             (&b""[..], 0),
             (b"A=d=7\0OCAMLRUNPARAM=b,e=10,d=300\0B=1\0", 300),
             (b"CAMLRUNPARAM=d=2", 2),
-            (b"OCAMLRUNPARAM=d=-3,d=x\xff", 0),
+            (b"OCAMLRUNPARAM=d=-3,d=x\xff", 1),
+            (b"OCAMLRUNPARAM=d=0x20", 32),
+            (b"OCAMLRUNPARAM=v=0,d=1k", 1024),
+            (b"OCAMLRUNPARAM=d=99999999999999999999G", u64::MAX),
         ] {
             assert_eq!(max_domains(environment), domains);
         }
