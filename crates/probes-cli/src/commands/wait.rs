@@ -30,6 +30,7 @@ use nix::unistd::{Pid, getpgid, getpgrp, getpid, getppid, getsid};
 use probes_lib::{Launched, ReceivedSignal};
 
 use crate::signals::{is_for_program, received};
+use crate::standard_error;
 
 /// Everything that is needed to wait.
 pub(super) struct Wait {
@@ -96,6 +97,7 @@ impl Wait {
         // Blocks the signals of faults, too: sent by kill(2), they are meant for the program. A fault of
         // our own ends us even though they are blocked.
         SigSet::all().thread_block()?;
+        standard_error::set_signals_blocked(true);
         let mut program = AwaitedProgram::new(launched, self.pending, self.stop_lock)?;
         let mut signal: Option<ReceivedSignal> = None;
         loop {
