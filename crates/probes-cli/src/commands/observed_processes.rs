@@ -79,6 +79,24 @@ impl ObservedProcess {
         begun.saturating_duration_since(self.since)
     }
 
+    /// Reads it; returns whether there was anything new.
+    fn read<H: ReadingHandler>(
+        &mut self,
+        pid: i32,
+        (begun, at): (Instant, Duration),
+        last: &mut Vec<(i32, H::Reading)>,
+        handler: &mut H,
+    ) -> probes_lib::Result<bool> {
+        let extra_time = self.extra_time(begun);
+        let reading = handler.read(pid, &mut self.observer, extra_time)?;
+        let is_new = reading.is_some();
+        if let Some(reading) = reading {
+            self.read_at = Some(at);
+            self.keep(last, pid, reading);
+        }
+        Ok(is_new)
+    }
+
     /// Keeps a reading of it, in place of the previous one.
     fn keep<T>(&mut self, last: &mut Vec<(i32, T)>, pid: i32, reading: T) {
         keep(last, &mut self.reading, pid, reading);
@@ -218,15 +236,8 @@ impl ObservedProcesses {
                 continue;
             }
             let pid = target.pid();
-            let extra_time = one.extra_time(self.begun);
-            let error = match handler.read(pid, &mut one.observer, extra_time) {
-                Ok(Some(reading)) => {
-                    one.read_at = Some(at);
-                    one.keep(last, pid, reading);
-                    continue;
-                }
-                Ok(None) => continue,
-                Err(error) => error,
+            let Err(error) = one.read(pid, (self.begun, at), last, handler) else {
+                continue;
             };
             one.failed_at = Some(at);
             has_lost = true;
@@ -256,12 +267,8 @@ impl ObservedProcesses {
                 continue;
             }
             let pid = target.pid();
-            let extra_time = one.extra_time(self.begun);
-            if let Ok(Some(reading)) = handler.read(pid, &mut one.observer, extra_time) {
-                one.read_at = Some(at);
-                one.keep(last, pid, reading);
-                one.is_read_last = true;
-            }
+            let read = one.read(pid, (self.begun, at), last, handler);
+            one.is_read_last = read.is_ok_and(|is_new| is_new);
         }
     }
 
@@ -354,7 +361,7 @@ impl ObservedProcesses {
         }
     }
 
-    /// Warns of what the observations miss, as far as is known and was not said.
+    /// Warns of what the observations are known to miss, unless that was reported.
     pub(super) fn warn_of_gaps(&mut self) {
         for index in 0..self.each.len() {
             let gaps = self.gaps_of(&self.each[index].observer);
@@ -363,7 +370,7 @@ impl ObservedProcesses {
         }
     }
 
-    /// What the observations miss, as far as is known.
+    /// What the observations are known to miss.
     pub(super) fn gaps(&self) -> Gaps {
         self.without_separate(Gaps::of_all(self.observers()))
     }
