@@ -159,6 +159,31 @@ impl PlannedPoint {
     }
 }
 
+#[cfg(test)]
+impl ObservationPlan {
+    /// Returns a plan for these points, and nothing else.
+    pub(crate) fn of_points(points: Vec<PlannedPoint>, shared: SharedLayout) -> ObservationPlan {
+        ObservationPlan {
+            records_forked: false,
+            leaves_out_refused: false,
+            program: Arc::new(crate::testing::program_with_probes(&["a"])),
+            functions: Arc::default(),
+            points,
+            pairs: Vec::new(),
+            histograms: Vec::new(),
+            linear: None,
+            key_kinds: Vec::new(),
+            key_names: Arc::default(),
+            slow_from: Duration::ZERO,
+            has_pair_keys: false,
+            times: None,
+            times_by_key: false,
+            longest_expression: None,
+            shared,
+        }
+    }
+}
+
 impl ObservationPlan {
     /// Returns what an observation records in a program.
     ///

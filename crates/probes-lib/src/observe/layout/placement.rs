@@ -332,7 +332,6 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use super::*;
     use crate::address::{FileAddr, LoadBias};
@@ -367,24 +366,7 @@ mod tests {
             part: 0,
             changed_word: None,
         };
-        ObservationPlan {
-            records_forked: false,
-            leaves_out_refused: false,
-            program: Arc::new(program_with_probes(&["a"])),
-            functions: Arc::default(),
-            points: points.iter().map(point).collect(),
-            pairs: Vec::new(),
-            histograms: Vec::new(),
-            linear: None,
-            key_kinds: Vec::new(),
-            key_names: Arc::default(),
-            slow_from: Duration::ZERO,
-            has_pair_keys: false,
-            times: None,
-            times_by_key: false,
-            longest_expression: None,
-            shared,
-        }
+        ObservationPlan::of_points(points.iter().map(point).collect(), shared)
     }
 
     fn maps(ranges: &[Range<u64>]) -> Vec<Mapping> {

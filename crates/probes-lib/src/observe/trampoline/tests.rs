@@ -571,24 +571,7 @@ fn check_arena(role: &Role, shared: SharedLayout) {
         part: 0,
         changed_word: None,
     };
-    let plan = ObservationPlan {
-        records_forked: false,
-        leaves_out_refused: false,
-        program: Arc::new(program_with_probes(&["a"])),
-        functions: Arc::default(),
-        points: (0..100).map(planned).collect(),
-        pairs: Vec::new(),
-        histograms: Vec::new(),
-        linear: None,
-        key_kinds: Vec::new(),
-        key_names: Arc::default(),
-        slow_from: Duration::ZERO,
-        has_pair_keys: false,
-        times: None,
-        times_by_key: false,
-        longest_expression: None,
-        shared,
-    };
+    let plan = ObservationPlan::of_points((0..100).map(planned).collect(), shared);
     let arena = Arena {
         code: LiveAddr(0x5555_1000_0000),
         points: plan.points.iter().map(|planned| planned.point).collect(),
