@@ -4,7 +4,8 @@
 //! ```text
 //!          next_stopped()                  stopped for                what becomes of the thread
 //! SIGCHLD ─▶ stopped tid ─▶ peek_state() ─▶ a signal                   resumes with it; maybe Starved
-//!                                          its start, our interrupt   resumes
+//!                                          its start                  stays stopped: Forked; then resumes
+//!                                          our interrupt              resumes
 //!                                          a group-stop               stays stopped until SIGCONT
 //!                                          a clone, fork, vfork       resumes, and the new one too: Forked
 //!                                          an exec                    stays stopped: Executed
@@ -306,7 +307,10 @@ impl<'t> TraceeSet<'t> {
             TraceeState::GroupStopped => ptrace::listen(tid),
             TraceeState::EventStopped => {
                 let event = self.register(tid, None);
-                ptrace::resume(tid, 0);
+                // A new process resumes when its stop is handled once more: it must not exit before its event is handled.
+                if event.is_none() {
+                    ptrace::resume(tid, 0);
+                }
                 return event;
             }
             TraceeState::Cloned(child) => return self.cloned(pid, tid, child),

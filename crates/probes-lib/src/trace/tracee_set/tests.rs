@@ -105,3 +105,39 @@ fn threads_run_while_one_is_kept_stopped() {
     })
     .unwrap();
 }
+
+#[test]
+fn new_process_waits_until_its_event_is_handled() {
+    for _ in 0..20 {
+        let mut talker = Talker::start(&fixture("family.pie"));
+        let pid = talker.pid();
+        let process = Process::open(pid).unwrap();
+        with_tracer(&[&process], |tracer| {
+            let mut tracees = TraceeSet::new(tracer);
+            let stopped = tracees.stop_and_keep(&process, LIMIT)?;
+            tracees.resume(&process, stopped);
+            tracees.resume_now(pid);
+            talker.send("fork");
+            let forked = next_event(&mut tracees);
+            let TraceEvent::Forked { pid: child, .. } = forked else {
+                panic!("{forked:?}");
+            };
+            // It would exit soon. Its parent's stop may be handled before its own.
+            eventually("the child has stopped", || {
+                let is_stopped = ptrace::peek_state(child) == TraceeState::EventStopped;
+                assert!(is_stopped || matches!(state(child), Some('R' | 'S' | 't')));
+                is_stopped.then_some(())
+            });
+            let exited = TraceEvent::Exited { pid: child };
+            let mut event = next_event(&mut tracees);
+            if event == forked {
+                // The stop of its parent says so, too.
+                event = next_event(&mut tracees);
+            }
+            assert_eq!(event, exited);
+            Ok(())
+        })
+        .unwrap();
+        talker.expect("started 0");
+    }
+}
