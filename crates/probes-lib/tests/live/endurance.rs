@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use probes_lib::{Action, State};
 use test_support::process::{self, Image, children, descriptors, threads};
-use test_support::{Talker, program_forms};
+use test_support::{Talker, eventually, program_forms};
 
 use crate::own_process::alone;
 use crate::session::{Session, all};
@@ -23,6 +23,16 @@ struct ProcessState {
 }
 
 impl ProcessState {
+    /// That of our own process. A thread that was joined is listed until it has exited.
+    fn own() -> ProcessState {
+        let own = std::process::id() as i32;
+        eventually("no thread traces", || {
+            let is_tracer = |tid: &i32| process::status(*tid, "Name").starts_with("probes-");
+            (!threads(own).iter().any(is_tracer)).then_some(())
+        });
+        ProcessState::of(own)
+    }
+
     fn of(pid: i32) -> ProcessState {
         let status_lines = [
             "SigBlk",
@@ -46,7 +56,6 @@ impl ProcessState {
 #[test]
 fn service_survives_two_thousand_updates() {
     alone(|| {
-        let own = std::process::id() as i32;
         for file in program_forms("service") {
             let mut session = Session::of(Talker::start_with(&file, ["1"]));
             let pid = session.pid();
@@ -54,7 +63,7 @@ fn service_survives_two_thousand_updates() {
             let mut hits = BTreeMap::new();
             let text = Image::of(pid).text();
             let states = session.states();
-            let (ours, theirs) = (ProcessState::of(own), ProcessState::of(pid));
+            let (ours, theirs) = (ProcessState::own(), ProcessState::of(pid));
 
             for round in 0..ROUNDS {
                 let report = session.apply(&all(Action::Enable)).unwrap();
@@ -82,7 +91,7 @@ fn service_survives_two_thousand_updates() {
 
             assert_eq!(session.states(), states);
             session.assert_all((0, State::Disabled));
-            assert_eq!(ProcessState::of(own), ours, "ours");
+            assert_eq!(ProcessState::own(), ours, "ours");
             assert_eq!(ProcessState::of(pid), theirs, "the service's");
             Image::of(pid)
                 .text()
