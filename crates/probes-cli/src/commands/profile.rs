@@ -476,7 +476,7 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
         RunningMethod::NotRead if !unread.is_zero() => (
             unread,
             "-live stops nothing",
-            "without -live, they are stopped for about 50 us",
+            "without -live, they are stopped for about 50 us each",
         ),
         RunningMethod::ByKernel { in_kernel: true } if is_missing => (
             unsampled,

@@ -77,7 +77,7 @@ fn warn(
             Some(error) => (error.to_string(), "try again, or stop what traces it"),
             None if is_live => (
                 "they were running, and -live stops nothing".to_owned(),
-                "without -live, they are stopped for about 50 us",
+                "without -live, they are stopped for about 50 us each",
             ),
             None => ("they have exited since".to_owned(), "try again"),
         };

@@ -92,7 +92,7 @@ fn live_stacks_say_what_they_lack() {
         }
         assert_eq!(threads["spins"]["stack"], "unread");
         let expected = "ocaml-probes: warning: 1 thread without frames: they were running, and -live stops nothing\n\
-             hint: without -live, they are stopped for about 50 us\n\
+             hint: without -live, they are stopped for about 50 us each\n\
              ocaml-probes: warning: 2 stacks cut or guessed\n\
              hint: the last line of a cut stack says why (`cut` in JSON); of a guessed one, a register was not known\n";
         // The debugger has just woken all threads.
