@@ -4,15 +4,14 @@ mod events;
 mod keyed;
 
 use std::borrow::Cow;
-use std::mem::take;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes_lib::{Observation, ObservationReport, Observer};
+use probes_lib::{Observation, ObservationReport, Observer, Target};
 
 use super::observations::ObservationRequest;
 use super::opened_processes::{ChosenProcesses, why_not_by_caller};
-use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, as_one};
+use super::readings::{Display, FiguresHandler, ReadingHandler, ShownReadings, as_one};
 use super::report_file::ReportFile;
 use super::uncounted::warn_of_uncounted;
 use crate::destination::Output;
@@ -148,7 +147,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(question) = keyed_question(args, hits) {
         let mut printer = keyed::KeyedHistogramPrinter::new(question, only.as_ref(), &output);
         let outcome = active.run(display, &mut printer);
-        return printer.finish(outcome, report_file);
+        return outcome.finish_with(Ok(String::new()), &printer, report_file, &output);
     }
     let mut printer = HistogramPrinter {
         output: &output,
@@ -157,7 +156,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         wanted: hits.histogram,
     };
     let outcome = active.run(display, &mut printer);
-    printer.finish(outcome, report_file)
+    outcome.finish_with(Ok(String::new()), &printer, report_file, &output)
 }
 
 /// The hits that are observed, and what is measured of them.
@@ -218,32 +217,27 @@ impl ReadingHandler for HistogramPrinter<'_> {
         shown: ShownReadings<'_, HistogramReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        let reading = self.reading(shown.each);
-        let so_far = Histograms::new(shown.targets, &reading, shown.at, self.wanted).so_far();
-        shown.show(&so_far, self.output.format, interruptible)
+        shown.show(self, self.output.format, interruptible)
     }
 }
 
-impl HistogramPrinter<'_> {
-    /// The readings of all processes as one.
-    fn reading<'r>(&self, each: &'r [(i32, HistogramReading)]) -> Cow<'r, HistogramReading> {
+impl FiguresHandler for HistogramPrinter<'_> {
+    type Figures<'f>
+        = Histograms<'f>
+    where
+        Self: 'f;
+
+    fn joined<'r>(&self, each: &'r [(i32, HistogramReading)]) -> Cow<'r, HistogramReading> {
         let join = || HistogramReading::of_processes(each, self.by_pid);
         as_one(each, self.is_of_several, join)
     }
 
-    /// Prints the final histograms.
-    fn finish(
-        &self,
-        mut outcome: Outcome<HistogramReading>,
-        report_file: Option<ReportFile>,
-    ) -> Result<(), Failure> {
-        let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
-        if last.is_empty() {
-            return outcome.finish(&self.output.messages);
-        }
-        let reading = self.reading(&last);
-        let histograms = Histograms::new(&targets, &reading, outcome.read_until, self.wanted);
-        let none = Ok(String::new());
-        outcome.finish_with(none, &histograms, report_file, self.output, |_| {})
+    fn figures<'f>(
+        &'f self,
+        targets: &'f [Target],
+        reading: &'f HistogramReading,
+        at: Duration,
+    ) -> Histograms<'f> {
+        Histograms::new(targets, reading, at, self.wanted)
     }
 }

@@ -10,7 +10,7 @@ use probes_lib::{Functions, ObservationReport, Observer, Stacks, Target};
 use super::doubtful_times::{warn_of_doubts, warn_of_separate_stacks};
 use super::observations::ObservationRequest;
 use super::opened_processes::{ChosenProcesses, why_not_by_caller};
-use super::readings::{Display, Outcome, ReadingHandler, ShownReadings, as_one};
+use super::readings::{Display, FiguresHandler, Outcome, ReadingHandler, ShownReadings, as_one};
 use super::report_file::ReportFile;
 use super::slow_pairs::PendingSlowPairs;
 use super::uncounted::{note_unknown_arguments, warn_of_uncounted};
@@ -318,9 +318,32 @@ impl ReadingHandler for LatencyPrinter<'_> {
         if self.slow.is_some() {
             return self.show_slow(&shown, interruptible);
         }
-        let reading = self.reading(shown.each);
-        let so_far = Latencies::new(shown.targets, &reading, shown.at, self.asked).so_far();
-        shown.show(&so_far, self.output.format, interruptible)
+        shown.show(self, self.output.format, interruptible)
+    }
+}
+
+impl FiguresHandler for LatencyPrinter<'_> {
+    type Figures<'f>
+        = Latencies<'f>
+    where
+        Self: 'f;
+
+    fn joined<'r>(&self, each: &'r [(i32, LatencyReading)]) -> Cow<'r, LatencyReading> {
+        let join = || LatencyReading::of_processes(each, self.by_pid);
+        as_one(each, self.is_of_several, join)
+    }
+
+    fn figures<'f>(
+        &'f self,
+        targets: &'f [Target],
+        reading: &'f LatencyReading,
+        at: Duration,
+    ) -> Latencies<'f> {
+        Latencies::new(targets, reading, at, self.asked)
+    }
+
+    fn warn(&self, messages: &Messages, latencies: &Latencies<'_>) {
+        warn_of_doubts(messages, latencies);
     }
 }
 
@@ -340,12 +363,6 @@ impl LatencyPrinter<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The readings of all processes as one.
-    fn reading<'r>(&self, each: &'r [(i32, LatencyReading)]) -> Cow<'r, LatencyReading> {
-        let join = || LatencyReading::of_processes(each, self.by_pid);
-        as_one(each, self.is_of_several, join)
     }
 
     /// Shows slow pairs if the times were read with them. If an interval is over, shows the times, too.
@@ -387,25 +404,21 @@ impl LatencyPrinter<'_> {
             }
             _ => return Ok(String::new()),
         }
-        let reading = self.reading(shown.each);
-        let so_far = Latencies::new(shown.targets, &reading, shown.at, self.asked).so_far();
+        let reading = self.joined(shown.each);
+        let so_far = self.figures(shown.targets, &reading, shown.at).so_far();
         so_far.text(self.output.format)
     }
 
     /// Prints the final times and the slow pairs before them.
     fn finish(
         mut self,
-        mut outcome: Outcome<LatencyReading>,
+        outcome: Outcome<LatencyReading>,
         report_file: Option<ReportFile>,
     ) -> Result<(), Failure> {
-        let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
-        if last.is_empty() {
-            return outcome.finish(&self.output.messages);
-        }
-        let slow = self.slow_text(&last);
-        let reading = self.reading(&last);
-        let latencies = Latencies::new(&targets, &reading, outcome.read_until, self.asked);
-        let warn = |messages: &Messages| warn_of_doubts(messages, &latencies);
-        outcome.finish_with(slow, &latencies, report_file, self.output, warn)
+        let slow = match &outcome.last[..] {
+            [] => Ok(String::new()),
+            last => self.slow_text(last),
+        };
+        outcome.finish_with(slow, &self, report_file, self.output)
     }
 }

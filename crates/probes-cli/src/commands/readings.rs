@@ -2,6 +2,7 @@
 //! one process and for several.
 
 use std::borrow::Cow;
+use std::mem::take;
 use std::time::Duration;
 
 use probes_lib::{ObservationReport, Observer, Target};
@@ -57,6 +58,27 @@ pub(super) trait ReadingHandler {
     ) -> Result<Next, Failure>;
 }
 
+/// A handler that shows figures of all processes together.
+pub(super) trait FiguresHandler: ReadingHandler<Reading: Clone> {
+    type Figures<'f>: ReportedFigures
+    where
+        Self: 'f;
+
+    /// The readings of all processes as one.
+    fn joined<'r>(&self, each: &'r [(i32, Self::Reading)]) -> Cow<'r, Self::Reading>;
+
+    /// The figures of a reading that was made so long after the beginning.
+    fn figures<'f>(
+        &'f self,
+        targets: &'f [Target],
+        reading: &'f Self::Reading,
+        at: Duration,
+    ) -> Self::Figures<'f>;
+
+    /// Warns of figures that cannot be trusted.
+    fn warn(&self, _messages: &Messages, _figures: &Self::Figures<'_>) {}
+}
+
 /// The readings of all processes as one: that of the process, unless the answer has the form for several; else what
 /// `join` makes of them.
 pub(super) fn as_one<'r, R: Clone>(
@@ -87,13 +109,15 @@ impl<T> ShownReadings<'_, T> {
     /// Shows the figures so far.
     pub(super) fn show(
         self,
-        report: &impl ReportedFigures,
+        handler: &impl FiguresHandler<Reading = T>,
         format: Format,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
+        let reading = handler.joined(self.each);
+        let so_far = handler.figures(self.targets, &reading, self.at).so_far();
         match self.table {
-            Some(table) => table.redraw(&report.table(), &self.gaps, interruptible),
-            None => interruptible.write(&report.text(format)?),
+            Some(table) => table.redraw(&so_far.table(), &self.gaps, interruptible),
+            None => interruptible.write(&so_far.text(format)?),
         }
     }
 }
@@ -166,17 +190,22 @@ impl<T> Outcome<T> {
         self.failures.add(printed);
     }
 
-    /// Prints the results, with a text before them, and writes their picture, if there is a file for it. Warns of
-    /// what is wrong with them, and reports what has failed.
+    /// Prints the final figures, with a text before them, and writes their picture, if there is a file for it. Warns
+    /// of what is wrong with them, and reports what has failed. If nothing was read, there are no figures.
     pub(super) fn finish_with(
         mut self,
         before: Result<String, Failure>,
-        report: &impl ReportedFigures,
+        handler: &impl FiguresHandler<Reading = T>,
         file: Option<ReportFile>,
         output: &Output,
-        warn: impl FnOnce(&Messages),
     ) -> Result<(), Failure> {
         let messages = &output.messages;
+        let (targets, last) = (take(&mut self.targets), take(&mut self.last));
+        if last.is_empty() {
+            return self.finish(messages);
+        }
+        let reading = handler.joined(&last);
+        let report = handler.figures(&targets, &reading, self.read_until);
         let text = before.and_then(|before| Ok(before + &report.text(output.format)?));
         self.print(output, text);
         if let Some(file) = file {
@@ -186,8 +215,8 @@ impl<T> Outcome<T> {
         output.sum_up(messages, lines, || sum);
         // The results say it, too. A terminal that accepts no output would keep the command from ending.
         if self.output_was_read {
-            warn(messages);
-            warn_of_figures(messages, report, self.of_results);
+            handler.warn(messages, &report);
+            warn_of_figures(messages, &report, self.of_results);
         }
         self.warn_of_uneven_times(messages);
         self.finish(messages)

@@ -112,6 +112,11 @@ pub(crate) trait ReportedFigures: serde::Serialize {
 
     fn picture(&self) -> String;
 
+    /// The same, while the observation goes on.
+    fn so_far(self) -> Self
+    where
+        Self: Sized;
+
     /// How many lines there are, and what they add up to, in words.
     fn sum(&self) -> (usize, String);
 

@@ -237,12 +237,6 @@ impl<'h> Histograms<'h> {
         }
     }
 
-    /// The same, while the observation goes on.
-    pub(crate) fn so_far(mut self) -> Histograms<'h> {
-        self.at = Some(self.seconds);
-        self
-    }
-
     /// Lines for what was lost.
     fn lost(&self, format: Format, at: &str) -> String {
         lost_lines(self.lost.as_deref().unwrap_or_default(), format, at)
@@ -303,6 +297,11 @@ impl ReportedFigures for Histograms<'_> {
             bars: row.figures.bars(self.linear),
         });
         svg::picture(&charts.collect::<Vec<_>>())
+    }
+
+    fn so_far(mut self) -> Self {
+        self.at = Some(self.seconds);
+        self
     }
 
     /// How many there are, and what they add up to: `2 histograms, 4711 values, 0 untyped`.

@@ -166,13 +166,6 @@ impl<'h> KeyedHistogramReport<'h> {
         }
     }
 
-    /// The same, while the observation goes on. What cannot be observed is left to the last report.
-    pub(crate) fn so_far(mut self) -> KeyedHistogramReport<'h> {
-        self.at = Some(self.seconds);
-        self.refused.clear();
-        self
-    }
-
     /// The keys that are shown, and those that are not.
     fn shown(&self) -> (&[KeyedHistogramRow<'h>], &[KeyedHistogramRow<'h>]) {
         let shown = self.asked.by.shown().min(self.keys.len());
@@ -262,6 +255,13 @@ impl ReportedFigures for KeyedHistogramReport<'_> {
             bars: values.figures.bars(self.asked.of.linear),
         });
         svg::picture(&charts.collect::<Vec<_>>())
+    }
+
+    /// What cannot be observed is left to the last report.
+    fn so_far(mut self) -> Self {
+        self.at = Some(self.seconds);
+        self.refused.clear();
+        self
     }
 
     /// How many keys there are, and what they add up to: `12 keys, 4711 values, 0 other, 0 untyped`.

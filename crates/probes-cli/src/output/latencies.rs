@@ -461,12 +461,6 @@ impl<'l> Latencies<'l> {
         }
     }
 
-    /// The same, while the observation goes on.
-    pub(crate) fn so_far(mut self) -> Latencies<'l> {
-        self.at = Some(self.seconds);
-        self
-    }
-
     /// For each pair whose times may not be those of an event: its name and what is wrong, and what to do.
     pub(crate) fn cautions(&self) -> impl Iterator<Item = (String, &'static str)> {
         cautions(&self.pairs)
@@ -633,6 +627,11 @@ impl ReportedFigures for Latencies<'_> {
             }
         });
         svg::picture(&charts.collect::<Vec<_>>())
+    }
+
+    fn so_far(mut self) -> Self {
+        self.at = Some(self.seconds);
+        self
     }
 
     /// How many lines it has if there is one for each pair and each function, and what they add up to:

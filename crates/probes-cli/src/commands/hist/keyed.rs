@@ -1,13 +1,11 @@
 //! `hist -by`: a histogram for each key.
 
 use std::borrow::Cow;
-use std::mem::take;
 use std::time::Duration;
 
 use probes_lib::{ObservationReport, Observer, Target};
 
-use crate::commands::readings::{Outcome, ReadingHandler, ShownReadings, as_one};
-use crate::commands::report_file::ReportFile;
+use crate::commands::readings::{FiguresHandler, ReadingHandler, ShownReadings, as_one};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -37,40 +35,6 @@ impl<'q> KeyedHistogramPrinter<'q> {
             sources: sources.unwrap_or_default(),
         }
     }
-
-    /// Prints the final histograms.
-    pub(super) fn finish(
-        &self,
-        mut outcome: Outcome<KeyedHistogramReading>,
-        report_file: Option<ReportFile>,
-    ) -> Result<(), Failure> {
-        let (targets, last) = (take(&mut outcome.targets), take(&mut outcome.last));
-        if last.is_empty() {
-            return outcome.finish(&self.output.messages);
-        }
-        let reading = self.reading(&last);
-        let report = self.report(&targets, &reading, outcome.read_until);
-        let none = Ok(String::new());
-        outcome.finish_with(none, &report, report_file, self.output, |_| {})
-    }
-
-    /// The readings of all processes as one.
-    fn reading<'r>(
-        &self,
-        each: &'r [(i32, KeyedHistogramReading)],
-    ) -> Cow<'r, KeyedHistogramReading> {
-        let join = || KeyedHistogramReading::of_processes(each, self.asked.by.has_pid());
-        as_one(each, self.is_of_several, join)
-    }
-
-    fn report<'r>(
-        &'r self,
-        targets: &'r [Target],
-        reading: &'r KeyedHistogramReading,
-        elapsed: Duration,
-    ) -> KeyedHistogramReport<'r> {
-        KeyedHistogramReport::new(targets, reading, elapsed, self.asked, &self.sources)
-    }
 }
 
 impl ReadingHandler for KeyedHistogramPrinter<'_> {
@@ -94,8 +58,30 @@ impl ReadingHandler for KeyedHistogramPrinter<'_> {
         shown: ShownReadings<'_, KeyedHistogramReading>,
         interruptible: &mut InterruptibleOutput,
     ) -> Result<Next, Failure> {
-        let reading = self.reading(shown.each);
-        let so_far = self.report(shown.targets, &reading, shown.at).so_far();
-        shown.show(&so_far, self.output.format, interruptible)
+        shown.show(self, self.output.format, interruptible)
+    }
+}
+
+impl FiguresHandler for KeyedHistogramPrinter<'_> {
+    type Figures<'f>
+        = KeyedHistogramReport<'f>
+    where
+        Self: 'f;
+
+    fn joined<'r>(
+        &self,
+        each: &'r [(i32, KeyedHistogramReading)],
+    ) -> Cow<'r, KeyedHistogramReading> {
+        let join = || KeyedHistogramReading::of_processes(each, self.asked.by.has_pid());
+        as_one(each, self.is_of_several, join)
+    }
+
+    fn figures<'f>(
+        &'f self,
+        targets: &'f [Target],
+        reading: &'f KeyedHistogramReading,
+        at: Duration,
+    ) -> KeyedHistogramReport<'f> {
+        KeyedHistogramReport::new(targets, reading, at, self.asked, &self.sources)
     }
 }
