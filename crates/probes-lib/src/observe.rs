@@ -2,12 +2,12 @@
 //! of the points, measures the times between hits, and records hits one by one.
 //!
 //! ```text
-//! plan               which points, and the role of each             plan/, functions/
-//! layout             the memory it takes, at which addresses        layout/
-//! code               the trampolines                                trampoline/
-//! install            stop ─▶ map ─▶ write ─▶ patch ─▶ resume        install/, crate::inject
-//! read               counts, times, events, while it is installed   read/
-//! remove             stop ─▶ restore ─▶ wait ─▶ unmap ─▶ resume     install/remove
+//! layout    the memory it takes, as offsets                     layout/
+//! plan      which points, and the role of each                  plan/, functions/
+//! code      the trampolines                                     trampoline/
+//! install   place ─▶ stop ─▶ map ─▶ write ─▶ patch ─▶ resume    install/, crate::inject
+//! read      counts, times, events, while it is installed        read/
+//! remove    stop ─▶ restore ─▶ wait ─▶ unmap ─▶ resume          install/remove
 //! ```
 //!
 //! All steps share what is wanted ([`observation`]), what a [`point`] is, and what is recorded there ([`role`]).

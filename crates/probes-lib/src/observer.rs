@@ -16,6 +16,7 @@ use crate::error::{Error, ObserveError, Result};
 use crate::events_switch::EventsSwitch;
 use crate::functions::Functions;
 use crate::observe::RefusedFunction;
+use crate::observe::install::data_mapping::SharedData;
 use crate::observe::install::installed::{refuse_if_removal_began, refuse_replaced};
 use crate::observe::install::map_and_write::Installed;
 use crate::observe::install::observer_lock::ObserverLock;
@@ -24,7 +25,7 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::read::ActiveObservation;
 use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
 use crate::observe::read::counts::Counts;
-use crate::observe::read::data_source::{DataSource, ProcessData, SharedData};
+use crate::observe::read::data_source::{DataSource, ProcessData};
 use crate::observe::read::events::{EventBatch, EventReader, Events};
 use crate::observe::read::histograms::read_histograms;
 use crate::observe::read::keyed_times::KeyedTimes;
@@ -82,8 +83,8 @@ impl Observer {
         Observer {
             target,
             options,
-            active: installed.active,
             code_digest: installed.code_digest,
+            active: ActiveObservation::of(installed),
             stop_time: Duration::ZERO,
             is_removed: false,
             events_switch: None,

@@ -1,5 +1,6 @@
 //! Arrows run downwards: a file of the library imports only from its own layer, as ARCHITECTURE.md lists them, and
-//! lower ones; and no files of the library or the command line import each other in a circle.
+//! lower ones, and so does a file of `observe` from its steps; and no files of the library or the command line import
+//! each other in a circle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -7,10 +8,11 @@ use std::path::{Path, PathBuf};
 
 use super::{collect_files, root};
 
-/// Returns the layer of each module at the top of the library, the lowest first.
-fn layers() -> BTreeMap<String, usize> {
+/// Returns the layer of each module that a table of ARCHITECTURE.md lists, the lowest first. `before` are words before
+/// the table.
+fn layers(before: &str) -> BTreeMap<String, usize> {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let (_, table) = page.split_once("the lowest layer first").unwrap();
+    let (_, table) = page.split_once(before).unwrap();
     let rows = table.lines().skip_while(|line| !line.starts_with('|'));
     let rows = rows.take_while(|line| line.starts_with('|')).skip(2);
     let mut layers = BTreeMap::new();
@@ -34,22 +36,23 @@ fn without_tests(code: &str) -> &str {
     &code[..ends.min().unwrap_or(code.len())]
 }
 
-/// Returns the modules at the top of the library that code imports from, without its tests.
-fn imported(code: &str) -> impl Iterator<Item = (&str, &str)> {
+/// Returns the modules right below the path `above` that code imports from, without its tests, each with its line.
+fn imported<'c>(code: &'c str, above: &str) -> impl Iterator<Item = (&'c str, &'c str)> {
     let code = without_tests(code);
     assert!(!code.contains("crate::{"), "one path a line: {code}");
     let lines = code.lines();
     let lines = lines.filter(|line| !line.trim_start().starts_with("//"));
     // The macros that let tests fail any call of the kernel are for all layers.
     let lines = lines.filter(|line| !line.ends_with("::fault_point;"));
-    lines.flat_map(|line| {
-        let paths = line.split("crate::").skip(1);
+    lines.flat_map(move |line| {
+        let paths = line.split(above).skip(1);
         let ends = |it: char| !(it.is_ascii_lowercase() || it.is_ascii_digit() || it == '_');
         paths.map(move |path| (path.split(ends).next().unwrap_or_default(), line))
     })
 }
 
-/// Returns the module at the top of the library that a file belongs to; `None` for the root, and for files of tests.
+/// Returns the module at the top of a directory that a file belongs to, by its path from there; `None` for the root of
+/// the library, and for files of tests.
 fn module_of(path: &Path) -> Option<String> {
     let path = path.with_extension("");
     let is_of_tests = path.iter().any(|it| it == "tests" || it == "testing");
@@ -57,23 +60,26 @@ fn module_of(path: &Path) -> Option<String> {
     (!is_of_tests && module != "lib").then_some(module)
 }
 
-#[test]
-fn imports_lead_to_lower_layers() {
-    let layers = layers();
-    assert!(layers.len() > 30, "{layers:?}");
-    let sources = root().join("crates/probes-lib/src");
+/// Returns how many imports the files of a directory have from the modules right below the path `above`, which `layers`
+/// has, and those that lead upwards.
+fn imports_upwards(
+    directory: &str,
+    above: &str,
+    layers: &BTreeMap<String, usize>,
+) -> (usize, Vec<String>) {
+    let directory = root().join("crates/probes-lib").join(directory);
     let mut files: Vec<PathBuf> = Vec::new();
-    collect_files(&sources, "rs", &mut files);
+    collect_files(&directory, "rs", &mut files);
     let (mut imports, mut upwards) = (0, Vec::new());
     for file in files {
-        let Some(module) = module_of(file.strip_prefix(&sources).unwrap()) else {
+        let Some(module) = module_of(file.strip_prefix(&directory).unwrap()) else {
             continue;
         };
         let own = layers
             .get(&module)
             .unwrap_or_else(|| panic!("{module} is in no layer of ARCHITECTURE.md"));
         let code = fs::read_to_string(&file).unwrap();
-        for (other, line) in imported(&code) {
+        for (other, line) in imported(&code, above) {
             let Some(layer) = layers.get(other) else {
                 continue;
             };
@@ -83,7 +89,24 @@ fn imports_lead_to_lower_layers() {
             }
         }
     }
+    (imports, upwards)
+}
+
+#[test]
+fn imports_lead_to_lower_layers() {
+    let layers = layers("the lowest layer first");
+    assert!(layers.len() > 30, "{layers:?}");
+    let (imports, upwards) = imports_upwards("src", "crate::", &layers);
     assert!(imports > 1000, "{imports}");
+    assert!(upwards.is_empty(), "{upwards:#?}");
+}
+
+#[test]
+fn imports_of_observe_lead_to_lower_steps() {
+    let steps = layers("the lowest step first");
+    assert!(steps.len() > 10, "{steps:?}");
+    let (imports, upwards) = imports_upwards("src/observe", "crate::observe::", &steps);
+    assert!(imports > 300, "{imports}");
     assert!(upwards.is_empty(), "{upwards:#?}");
 }
 

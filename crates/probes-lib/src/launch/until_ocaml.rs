@@ -72,7 +72,7 @@ impl<'s> Patched<'s> {
         let mut stopped = Some(stopped);
         if digest == CodeDigest::Pending {
             if let Some(before) = stopped.take() {
-                let arenas = installed.iter().flat_map(|it| &it.active.arenas);
+                let arenas = installed.iter().flat_map(|it| &it.arenas);
                 let places = arenas.flat_map(|arena| arena.places().map(|(_, place)| place.at));
                 let sites = self.image.program.sites_by_address();
                 let patched: Vec<_> = sites.map(|site| site.address).chain(places).collect();

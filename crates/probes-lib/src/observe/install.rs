@@ -9,16 +9,19 @@
 
 mod assemble;
 pub(crate) mod at_launch;
+pub(crate) mod data_mapping;
 mod fs_base;
 pub(crate) mod installed;
 pub(crate) mod map_and_write;
 pub(crate) mod observer_lock;
 pub(crate) mod patch;
+mod placement;
 mod planned_patches;
 mod prepare;
 pub(crate) mod remove;
 mod semaphores;
 pub(crate) mod shadow;
+pub(crate) mod thread_ids;
 mod tsc_access;
 
 use std::io;
@@ -29,10 +32,10 @@ use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::InjectedCall;
 use crate::inject::injector::Injector;
 use crate::memory::WriteMemory;
+use crate::observe::install::data_mapping::DataMapping;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::rows::{CLAIMS_LEN, CLAIMS_MAPPED};
 use crate::observe::layout::shared::{PAGES_MAPPED, PAGES_WIPED};
-use crate::observe::read::data_source::DataMapping;
 use crate::process::memory::ProcessMemory;
 use crate::trace::stopped::Stopped;
 

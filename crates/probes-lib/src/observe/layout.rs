@@ -10,7 +10,6 @@ pub(crate) mod keyed_starts;
 pub(crate) mod keys;
 pub(crate) mod observer_record;
 pub(crate) mod pair_slots;
-pub(crate) mod placement;
 pub(crate) mod readable_pages;
 pub(crate) mod rows;
 pub(crate) mod semaphores;

@@ -10,11 +10,11 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use crate::error::{ObserveError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::observe::functions::ObservedFunctions;
+use crate::observe::install::data_mapping::{DataMapping, SharedData};
 use crate::observe::install::map_and_write::Installed;
 use crate::observe::install::prepare::Prepared;
 use crate::observe::observation::Observation;
 use crate::observe::plan::ObservationPlan;
-use crate::observe::read::data_source::{DataMapping, SharedData};
 use crate::process::image::Image;
 use crate::process::limits;
 use crate::process::memory::ProcessMemory;
@@ -90,10 +90,6 @@ impl AtLaunch {
         let data = SharedData::of(self.file, prepared.arenas());
         let data = data.map_err(|source| ObserveError::NoSharedMemory { source })?;
         let stopped = prepared.install(&injector, stopped, DataMapping::File(&data))?;
-        let installed = Installed {
-            active: prepared.into_active(Some(data)),
-            code_digest: digests.unwritten(),
-        };
-        Ok((stopped, installed))
+        Ok((stopped, prepared.installed(Some(data), digests.unwritten())))
     }
 }

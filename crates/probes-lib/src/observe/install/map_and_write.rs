@@ -2,17 +2,21 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::time::Instant;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, MemoryPart, ObserveError, ProcessError, Result};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::inject::permissions::{Permissions, why_unreadable};
 use crate::memory::{ReadMemory, WriteMemory};
+use crate::observe::install::data_mapping::{DataMapping, SharedData};
 use crate::observe::install::installed::refuse_missing;
+use crate::observe::install::observer_lock::ObserverLock;
 use crate::observe::install::patch;
 use crate::observe::install::planned_patches::PlannedPatches;
-use crate::observe::install::prepare::Prepared;
+use crate::observe::install::prepare::{Prepared, ValidPages};
+use crate::observe::install::thread_ids::ThreadIds;
 use crate::observe::install::{
     MAPPINGS, exited_of_read, map_calls, mapped_together, semaphores, tsc_access, wipe_calls,
     write_code, write_shared,
@@ -22,19 +26,12 @@ use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::{self, validity};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::plan::ObservationPlan;
-use crate::observe::read::ActiveObservation;
-use crate::observe::read::data_source::{DataMapping, SharedData};
-use crate::observe::read::discarded::DiscardCheck;
-use crate::observe::read::events::{EventReader, ThreadIds};
-use crate::observe::read::forked::ForkCheck;
-use crate::observe::read::loaded_later::LoadedLater;
-use crate::observe::read::page_table::PageTable;
-use crate::observe::value_pages::ValuePages;
 use crate::process::Process;
 use crate::process::limits;
 use crate::process::maps::{self, Mapping};
 use crate::process::memory::ProcessMemory;
 use crate::site::JMP;
+use crate::ticks::TickMeasurement;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::with_tracer;
 use crate::update::code_digest::{CodeDigest, CodeDigests};
@@ -43,9 +40,21 @@ use crate::update::options::Options;
 /// Writing this many bytes of code takes less time than stopping a process again.
 const WRITTEN_WHILE_STOPPED: usize = 128 << 10;
 
-/// An observation that has been installed in a running process.
+/// An observation that has been installed in a process.
 pub(crate) struct Installed {
-    pub(crate) active: ActiveObservation,
+    pub(crate) plan: ObservationPlan,
+    /// Together they hold the points of the plan in its order: first those of the first arena, then those of
+    /// the second, and so on.
+    pub(crate) arenas: Vec<Arena>,
+    /// The recorded data, if they are in a file that the process shares with us.
+    pub(crate) data: Option<SharedData>,
+    pub(crate) ticks: TickMeasurement,
+    pub(crate) thread_ids: ThreadIds,
+    /// What the table of readable pages contains.
+    pub(crate) pages: ValidPages,
+    pub(crate) lock: ObserverLock,
+    /// When it was installed.
+    pub(crate) at: Instant,
     pub(crate) code_digest: CodeDigest,
 }
 
@@ -80,10 +89,7 @@ pub(crate) fn install(
         prepared.install(&injector, stopped, data)?.release();
         Ok(code_digest)
     })?;
-    Ok(Installed {
-        active: prepared.into_active(None),
-        code_digest,
-    })
+    Ok(prepared.installed(None, code_digest))
 }
 
 /// Checks whether a process can be observed although all of its threads have seccomp filters. If
@@ -335,41 +341,18 @@ impl Prepared {
         Ok(())
     }
 
-    /// Turns the observation, which has been installed, into an active one.
-    pub(crate) fn into_active(self, data: Option<SharedData>) -> ActiveObservation {
-        let shared_at = self.arenas.first().map_or(LiveAddr(0), Arena::shared_at);
-        let are_recorded = data.is_some() || self.data_mapping().is_shared();
-        let asks_kernel = self.plan.asks_kernel();
-        let pages = PageTable::of(
-            self.plan.shared,
-            self.pages.pages,
-            self.pages.ticks,
-            asks_kernel,
-        );
-        // If the runtime has a table of the pages of values, the child has a copy of it.
-        let needs_own = self.plan.shared.value_pages == ValuePages::TableOfObserver || asks_kernel;
-        let pages_of_forked = needs_own && self.plan.shared.has_pages();
-        let pages_of_forked = pages_of_forked.then(|| pages.of_forked());
-        ActiveObservation {
-            events: Mutex::new(EventReader::begin(
-                &self.plan,
-                &self.arenas,
-                shared_at,
-                self.thread_ids,
-                pages,
-            )),
-            discards: Mutex::new(DiscardCheck::new(&self.plan)),
-            loaded_later: Mutex::new(LoadedLater::new(&self.plan.functions)),
-            forked: Mutex::new(ForkCheck::new(
-                are_recorded,
-                self.plan.has_times(),
-                pages_of_forked,
-            )),
+    /// The observation, which has been installed; `data`: its recorded data, if they are in a file.
+    pub(super) fn installed(self, data: Option<SharedData>, code_digest: CodeDigest) -> Installed {
+        Installed {
             plan: self.plan,
             arenas: self.arenas,
             data,
             ticks: self.ticks,
-            lock: Some(self.lock),
+            thread_ids: self.thread_ids,
+            pages: self.pages,
+            lock: self.lock,
+            at: Instant::now(),
+            code_digest,
         }
     }
 }

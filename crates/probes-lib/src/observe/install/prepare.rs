@@ -10,18 +10,18 @@ use crate::inject::injected_call::{InjectedCall, PlacedCall, placed};
 use crate::inject::injector::{Injector, RedirectMode};
 use crate::memory::page_copies::PageCopies;
 use crate::observe::install::assemble::place_all;
+use crate::observe::install::data_mapping::DataMapping;
 use crate::observe::install::observer_lock::ObserverLock;
 use crate::observe::install::planned_patches::{PlannedPatches, copied};
+use crate::observe::install::thread_ids::ThreadIds;
 use crate::observe::install::{
     fs_base, map_calls, mapped_together, tsc_access, unmap_call, unmapped_together, wipe_calls,
 };
 use crate::observe::layout::arena::Arena;
-use crate::observe::layout::readable_pages::ReadablePages;
+use crate::observe::layout::readable_pages::{self, ReadablePages};
 use crate::observe::layout::rows::CLAIMS_MAPPED;
 use crate::observe::layout::shared::PAGES_MAPPED;
 use crate::observe::plan::ObservationPlan;
-use crate::observe::read::data_source::DataMapping;
-use crate::observe::read::events::{PAGES_VALID_FOR, ThreadIds};
 use crate::process::Process;
 use crate::process::limits::NeededMemory;
 use crate::process::maps::{Mapping, read_maps};
@@ -73,11 +73,11 @@ pub(crate) struct Prepared {
 
 /// The pages that trampolines may read.
 #[derive(Default)]
-pub(super) struct ValidPages {
-    pub(super) pages: ReadablePages,
+pub(crate) struct ValidPages {
+    pub(crate) pages: ReadablePages,
     /// Since when they are valid, and for how long, in ticks.
     pub(super) since: u64,
-    pub(super) ticks: u64,
+    pub(crate) ticks: u64,
 }
 
 impl ValidPages {
@@ -85,7 +85,7 @@ impl ValidPages {
         Ok(ValidPages {
             since: ticks::now(),
             pages: ReadablePages::of(&read_maps(process)?),
-            ticks: ticks.ticks_in(PAGES_VALID_FOR),
+            ticks: ticks.ticks_in(readable_pages::VALID_FOR),
         })
     }
 }

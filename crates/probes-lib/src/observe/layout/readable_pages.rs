@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
+use std::time::Duration;
 
 use crate::address::PAGE;
 use crate::process::maps::Mapping;
@@ -22,6 +23,9 @@ pub(crate) const KEY_SHIFT: u32 = 17;
 pub(crate) const ENTRIES: u64 = 1 << 20;
 /// The length of the table, in bytes.
 pub(crate) const LEN: u64 = ENTRIES * 8;
+
+/// How long the table is valid, from when the mappings were read.
+pub(crate) const VALID_FOR: Duration = Duration::from_secs(1);
 
 /// Where user space ends.
 const END: u64 = 1 << 47;

@@ -1,13 +1,10 @@
 //! [`DataSource`]: where recorded data are read: in the memory of the process or, if the program was
-//! launched to be observed, in a file that it shares with us. The file outlives the process.
+//! launched to be observed, in a file that it shares with us.
 
 use std::collections::TryReserveError;
-use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, IoSliceMut};
 use std::mem;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
@@ -15,8 +12,8 @@ use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};
-use crate::inject::injected_call::InjectedCall;
 use crate::memory::ReadMemory;
+use crate::observe::install::data_mapping::SharedData;
 use crate::observe::layout::arena::Arena;
 use crate::process::memory::{MAX_IOVECS, ProcessMemory};
 
@@ -175,86 +172,6 @@ pub(crate) fn read_pieces_from(
     read_pieces(pid, source, &places.collect::<Vec<_>>())
 }
 
-/// How the data of arenas are mapped in the process.
-#[derive(Clone, Copy)]
-pub(crate) enum DataMapping<'d> {
-    /// Forked children have copies.
-    Private,
-    /// Forked children share them.
-    SharedWithChildren,
-    /// Forked children share them, and so do we.
-    File(&'d SharedData),
-}
-
-impl DataMapping<'_> {
-    /// Returns the call that maps the data of an arena.
-    pub(crate) fn map(self, arena: &Arena) -> InjectedCall {
-        let (data, len) = (arena.data(), arena.data_len());
-        match self {
-            DataMapping::Private => {
-                InjectedCall::map(data, len, libc::PROT_READ | libc::PROT_WRITE)
-            }
-            DataMapping::SharedWithChildren => InjectedCall::map_shared_with_children(data, len),
-            DataMapping::File(file) => file.map(arena),
-        }
-    }
-
-    /// Returns whether forked children record in the same data.
-    pub(crate) fn is_shared(self) -> bool {
-        !matches!(self, DataMapping::Private)
-    }
-}
-
-/// The data of arenas in an unnamed file, one after the other.
-pub(crate) struct SharedData {
-    file: File,
-    /// Of each arena, the address of its data in the process, and their length.
-    places: Vec<(LiveAddr, u64)>,
-}
-
-impl SharedData {
-    /// Makes room for the data in a file that the process has inherited under the same descriptor.
-    pub(crate) fn of(file: File, arenas: &[Arena]) -> io::Result<SharedData> {
-        let places = arenas.iter().map(|arena| (arena.data(), arena.data_len()));
-        let data = SharedData {
-            places: places.collect(),
-            file,
-        };
-        let len = data.places.iter().map(|(_, len)| len).sum();
-        data.file.set_len(len)?;
-        Ok(data)
-    }
-
-    fn descriptor(&self) -> RawFd {
-        self.file.as_raw_fd()
-    }
-
-    /// Returns the call that maps the data of an arena in the process.
-    fn map(&self, arena: &Arena) -> InjectedCall {
-        let data = arena.data();
-        let before = self.places.iter().take_while(|(at, _)| *at != data);
-        let offset = before.map(|(_, len)| len).sum();
-        InjectedCall::map_shared(data, arena.data_len(), self.descriptor(), offset)
-    }
-
-    /// Returns the call that closes the descriptor in the process, which does not know of it.
-    pub(crate) fn close(&self) -> InjectedCall {
-        InjectedCall::close(self.descriptor())
-    }
-
-    fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
-        let mut before = 0;
-        for &(start, len) in &self.places {
-            let offset = at.0.wrapping_sub(start.0);
-            if at >= start && offset.saturating_add(bytes.len() as u64) <= len {
-                return self.file.read_exact_at(bytes, before + offset);
-            }
-            before += len;
-        }
-        Err(io::ErrorKind::UnexpectedEof.into())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use nix::fcntl::OFlag;
@@ -262,63 +179,9 @@ mod tests {
 
     use super::*;
     use crate::memory::double::SliceMemory;
-    use crate::observe::layout::arena::{HeaderVersion, LINE};
-    use crate::observe::layout::observer_record::ObserverRecord;
-    use crate::observe::layout::shared::SharedLayout;
-    use crate::observe::point::{Point, PointKind};
+    use crate::observe::install::data_mapping::tests::arena;
     use crate::process::Process;
     use crate::process::memory::random_bytes_at;
-    use crate::testing::memory_file;
-
-    /// An arena of one point.
-    fn arena(code: u64) -> Arena {
-        let point = Point {
-            address: LiveAddr(code),
-            kind: PointKind::Site { operand: [0; 4] },
-        };
-        Arena {
-            code: LiveAddr(code),
-            points: vec![point],
-            semaphores: Vec::new(),
-            trampoline_len: LINE,
-            lead: 0,
-            shared: SharedLayout::default(),
-            is_filtered: false,
-            is_sampled: false,
-            id: 1,
-            version: HeaderVersion::Current(ObserverRecord::default()),
-        }
-    }
-
-    #[test]
-    fn shared_data_of_arenas_follow_each_other() {
-        let file = memory_file(&[]);
-        let descriptor = file.as_raw_fd();
-        let writer = file.try_clone().unwrap();
-        let arenas = [arena(0x80_0000), arena(0x20_0000)];
-        let [one, other] = arenas.each_ref().map(Arena::data);
-        let len = arenas[0].data_len();
-        let data = SharedData::of(file, &arenas).unwrap();
-        assert_eq!(writer.metadata().unwrap().len(), 2 * len);
-        writer.write_all_at(b"one", 8).unwrap();
-        writer.write_all_at(b"other", len + 16).unwrap();
-        writer.write_all_at(b"!", 2 * len - 1).unwrap();
-        let source = DataSource::Shared(&data);
-        let text = |at: LiveAddr, len| read(1, &source, at, len);
-        assert_eq!(text(one.plus(8), 3).unwrap(), b"one");
-        assert_eq!(text(other.plus(16), 5).unwrap(), b"other");
-        assert_eq!(text(other.plus(len - 1), 1).unwrap(), b"!");
-        for (at, len) in [(one.plus(len - 1), 2), (other.plus(len - 1), 2)] {
-            assert!(text(at, len).is_err(), "{at}");
-        }
-        for at in [LiveAddr(one.0 - 1), LiveAddr(other.0 - 1), LiveAddr(0)] {
-            assert!(text(at, 1).is_err(), "{at}");
-        }
-        let map = |at, offset| InjectedCall::map_shared(at, len, descriptor, offset);
-        assert_eq!(data.map(&arenas[0]), map(one, 0));
-        assert_eq!(data.map(&arenas[1]), map(other, len));
-        assert_eq!(data.close(), InjectedCall::close(descriptor));
-    }
 
     #[test]
     fn pieces_are_read_at_once_from_their_arena() {
@@ -363,21 +226,6 @@ mod tests {
         let (at_once, is_whole, again) = read(&arena, random.plus(2999 % 16));
         assert!(!at_once && is_whole);
         assert_eq!(again, bytes);
-    }
-
-    #[test]
-    fn data_are_private_or_shared_with_children() {
-        let arena = arena(0x20_0000);
-        let (at, len) = (arena.data(), arena.data_len());
-        let (read, write) = (libc::PROT_READ, libc::PROT_WRITE);
-        let private = DataMapping::Private.map(&arena);
-        assert_eq!(private, InjectedCall::map(at, len, read | write));
-        let shared = DataMapping::SharedWithChildren.map(&arena);
-        assert_eq!(shared, InjectedCall::map_shared_with_children(at, len));
-        assert!(!DataMapping::Private.is_shared() && DataMapping::SharedWithChildren.is_shared());
-        // Both are unmapped by the same call.
-        assert_eq!(shared.range(), private.range());
-        assert!(shared.maps() && shared.name() == "mmap of writable memory");
     }
 
     #[test]

@@ -29,8 +29,7 @@ use crate::observe::read::value::Value;
 use crate::process::object::Object;
 use crate::process::program::{LiveSite, ProbeId, Program};
 
-pub(crate) use self::decoder::ThreadIds;
-pub(crate) use self::reader::{EventReader, PAGES_VALID_FOR};
+pub(crate) use self::reader::EventReader;
 
 /// The hits of a process, one by one.
 ///

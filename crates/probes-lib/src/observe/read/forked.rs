@@ -103,9 +103,14 @@ struct FoundChild {
 }
 
 impl ForkCheck {
-    /// Returns the check for an observation that begins now. Children that record with their parent are looked for only
+    /// Returns the check for an observation that has `begun`. Children that record with their parent are looked for only
     /// if something `is_timed`, or if trampolines need a table of `pages`.
-    pub(crate) fn new(are_recorded: bool, is_timed: bool, pages: Option<PageTable>) -> ForkCheck {
+    pub(crate) fn new(
+        begun: Instant,
+        are_recorded: bool,
+        is_timed: bool,
+        pages: Option<PageTable>,
+    ) -> ForkCheck {
         let now = Instant::now();
         let is_incomplete = !are_recorded || is_timed;
         let pages = pages.filter(|_| are_recorded);
@@ -118,7 +123,7 @@ impl ForkCheck {
             is_incomplete,
             pages,
             known: HashMap::new(),
-            begun: now,
+            begun,
             next: matter.then_some(now),
             next_renewal: now,
         }

@@ -8,6 +8,7 @@ use super::watched_points::{ArgumentShape, WatchedPoint, watched_points};
 use super::{CallFrame, Event, EventKind, EventOrigin, PairKey, Watched};
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
+use crate::observe::install::thread_ids::ThreadIds;
 use crate::observe::layout::shared::{SharedLayout, fields, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::plan::ObservationPlan;
@@ -20,17 +21,6 @@ use crate::ticks::Clock;
 
 /// How many kinds of custom blocks are remembered at most: more than any program has.
 const MAX_KINDS: usize = 1024;
-
-/// Which thread ids records have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ThreadIds {
-    /// None.
-    Unknown,
-    /// Ids of our pid namespace.
-    OfOurNamespace,
-    /// Ids of another pid namespace.
-    OfAnotherNamespace,
-}
 
 /// The process whose records are decoded.
 #[derive(Clone, Copy)]

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::decoder::{EventDecoder, RecordedProcess};
 use super::point_counters::PointCounters;
-use super::{Event, Events, SlowPair, ThreadIds};
+use super::{Event, Events, SlowPair};
 use crate::address::LiveAddr;
 use crate::error::{Error, MemoryPart, Result};
 use crate::memory::ReadMemory;
+use crate::observe::install::thread_ids::ThreadIds;
 use crate::observe::layout::arena::Arena;
 use crate::observe::layout::shared::{SharedLayout, record};
 use crate::observe::plan::{ObservationPlan, PlannedPoint};
@@ -24,9 +25,6 @@ const MIN_RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// For how long after the beginning the mappings are read anew whenever hits are read.
 const STARTUP_TIME: Duration = Duration::from_secs(1);
-
-/// How long the table of readable pages is valid, from when the mappings were read.
-pub(crate) const PAGES_VALID_FOR: Duration = Duration::from_secs(1);
 
 /// How long after a reading the next one should be while hits come.
 const READ_INTERVAL: Duration = Duration::from_millis(2);

@@ -72,8 +72,8 @@ impl EventDecoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::install::thread_ids::ThreadIds;
     use crate::observe::observation::Observation;
-    use crate::observe::read::events::decoder::ThreadIds;
     use crate::observe::read::events::decoder::tests::{function, plan_of_functions};
     use crate::observe::read::value::Value;
     use crate::process::Process;
