@@ -14,7 +14,7 @@ use crate::observe::plan::{KeyFormat, ObservationPlan};
 use crate::observe::read::counts::{Counts, read_keyed_hits};
 use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
-use crate::observe::read::value::string_in;
+use crate::observe::read::value::strings::string_in;
 use crate::observe::role::KeyKind;
 
 /// How often hits had each key ([`Observation::by`](crate::Observation::by)). The hits of all keys, those of other keys

@@ -1,10 +1,15 @@
 //! [`Value`]: an argument of a hit, decoded as an OCaml value or as a word of C. Pure.
 
+mod custom;
 mod fields;
+pub(crate) mod strings;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(crate) use self::custom::CustomKind;
+use self::custom::of_custom;
+use self::strings::{string, text};
 use crate::numbers::u64_at;
 use crate::observe::layout::shared::fields::{
     CUSTOM_TAG, DOUBLE_TAG, FORWARD_TAG, GREATEST_TAG, OBJECT_TAG, STRING_TAG,
@@ -130,95 +135,6 @@ impl Value {
             _ => return None,
         })
     }
-}
-
-/// How much of a string is shown, in bytes.
-const SHOWN: usize = 64;
-
-/// The kind of a custom block, by the identifier of its operations (runtime/ints.c, runtime/bigarray.c).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CustomKind {
-    Int32,
-    Int64,
-    Nativeint,
-    Bigarray,
-    Other(Arc<str>),
-    Unknown,
-}
-
-impl CustomKind {
-    /// Returns the kind of this identifier; `None` if it cannot be one: it is empty, or not printable.
-    pub(crate) fn of(identifier: &[u8]) -> Option<CustomKind> {
-        Some(match identifier {
-            b"_i" => CustomKind::Int32,
-            b"_j" => CustomKind::Int64,
-            b"_n" => CustomKind::Nativeint,
-            b"_bigarr02" => CustomKind::Bigarray,
-            [] => return None,
-            other => {
-                let text = std::str::from_utf8(other).ok()?;
-                let is_shown = text.chars().all(|it| it.is_ascii_graphic());
-                return is_shown.then(|| CustomKind::Other(text.into()));
-            }
-        })
-    }
-}
-
-/// Kinds of elements of a Bigarray, by number (caml/bigarray.h).
-const ELEMENTS: [&str; 14] = [
-    "float32",
-    "float64",
-    "int8_signed",
-    "int8_unsigned",
-    "int16_signed",
-    "int16_unsigned",
-    "int32",
-    "int64",
-    "int",
-    "nativeint",
-    "complex32",
-    "complex64",
-    "char",
-    "float16",
-];
-
-/// Returns a custom block of this size, from its first words.
-fn of_custom(words: &[u8], size: u64, custom: &mut dyn FnMut(u64) -> CustomKind) -> Option<Value> {
-    Some(match custom(word(words, 0)?) {
-        CustomKind::Int32 => Value::Int32(word(words, 1)? as i32),
-        CustomKind::Int64 => Value::Int64(word(words, 1)? as i64),
-        CustomKind::Nativeint => Value::Nativeint(word(words, 1)? as i64),
-        CustomKind::Bigarray => {
-            return bigarray(words, size).or_else(|| {
-                Some(Value::Custom {
-                    identifier: "_bigarr02".into(),
-                })
-            });
-        }
-        CustomKind::Other(identifier) => Value::Custom { identifier },
-        CustomKind::Unknown => return None,
-    })
-}
-
-/// Returns a Bigarray (`struct caml_ba_array`): after its operations are the address of its data, the number of
-/// dimensions, the kind and the layout, a pointer, and the dimensions.
-fn bigarray(words: &[u8], size: u64) -> Option<Value> {
-    const RANK: u64 = 2;
-    const FLAGS: u64 = 3;
-    const DIMENSIONS: u64 = 5;
-    const KIND: u64 = 0xff;
-    const FORTRAN: u64 = 0x100;
-    let (rank, flags) = (word(words, RANK)?, word(words, FLAGS)?);
-    if rank > size.checked_sub(DIMENSIONS)? {
-        return None;
-    }
-    let dimensions = (DIMENSIONS..DIMENSIONS + rank).map_while(|index| word(words, index));
-    Some(Value::Bigarray {
-        kind: ELEMENTS.get((flags & KIND) as usize)?,
-        is_fortran: flags & FORTRAN != 0,
-        dimensions: dimensions.collect(),
-        rank,
-    })
 }
 
 /// Returns the word with this index.
@@ -366,62 +282,6 @@ fn floats(words: &[u8], size: u64) -> Option<Value> {
     (!numbers.is_empty()).then_some(Value::Floats { numbers, size })
 }
 
-/// Returns the bytes of the string of OCaml in a block: its last byte is the number of bytes before that byte that do not
-/// belong to the string.
-pub(super) fn string_in(block: &[u8]) -> Option<&[u8]> {
-    let (&unused, others) = block.split_last()?;
-    others.get(..others.len().checked_sub(unused.into())?)
-}
-
-/// Returns the string in a block of this size, from the first words of the block.
-fn string(words: &[u8], size: u64) -> Option<Value> {
-    let is_copied = size <= record::COPY_WORDS;
-    let bytes = if is_copied { string_in(words)? } else { words };
-    let is_whole = is_copied && bytes.len() <= SHOWN;
-    let shown = if is_whole { bytes.len() } else { cut(bytes) };
-    let bytes = bytes[..shown].to_vec();
-    Some(Value::String { bytes, is_whole })
-}
-
-/// Returns the text up to the first null byte, or all of `bytes` if there is none; `None` if it is empty, or cannot be
-/// printed.
-fn text(bytes: &[u8]) -> Option<Value> {
-    let end = bytes.iter().position(|&byte| byte == 0);
-    let bytes = &bytes[..end.unwrap_or(bytes.len())];
-    let text = match std::str::from_utf8(bytes) {
-        Ok(text) => text,
-        // The last character is cut off.
-        Err(error) if end.is_none() && error.error_len().is_none() => {
-            std::str::from_utf8(&bytes[..error.valid_up_to()]).ok()?
-        }
-        Err(_) => return None,
-    };
-    let is_printable = |char: char| !char.is_control() || matches!(char, '\t' | '\n' | '\r');
-    if text.is_empty() || !text.chars().all(is_printable) {
-        return None;
-    }
-    let is_whole = end.is_some() && text.len() <= SHOWN;
-    let shown = cut(text.as_bytes());
-    let bytes = text.as_bytes()[..shown].to_vec();
-    Some(Value::String { bytes, is_whole })
-}
-
-/// Returns how many bytes of a longer string are shown: [`SHOWN`], or up to three less, if a character of UTF-8 would
-/// be split.
-fn cut(bytes: &[u8]) -> usize {
-    const LONGEST: usize = 4;
-    if bytes.len() <= SHOWN {
-        return bytes.len();
-    }
-    let splits = |&start: &usize| {
-        let end = (start + LONGEST).min(bytes.len());
-        let first = bytes[start..end].utf8_chunks().next();
-        let first = first.and_then(|chunk| chunk.valid().chars().next());
-        first.is_some_and(|first| start + first.len_utf8() > SHOWN)
-    };
-    (SHOWN - LONGEST + 1..SHOWN).find(splits).unwrap_or(SHOWN)
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use iced_x86::Register;
@@ -454,7 +314,7 @@ pub(crate) mod tests {
         })
     }
 
-    fn block(tag: u8, size: u64, words: &[u8]) -> Value {
+    pub(super) fn block(tag: u8, size: u64, words: &[u8]) -> Value {
         // With a garbage collector's colour, and with bits set above the size.
         let header = 0xff << 56 | size << 10 | 0x300 | u64::from(tag);
         decode(0x7f00_0000_0008, header, Some(words))
@@ -622,7 +482,7 @@ pub(crate) mod tests {
     }
 
     /// A block of which nothing else is known.
-    fn described(tag: u8, size: u64) -> Value {
+    pub(super) fn described(tag: u8, size: u64) -> Value {
         Value::Block {
             tag,
             size,
@@ -631,26 +491,11 @@ pub(crate) mod tests {
     }
 
     /// The words of a block, as they are copied.
-    fn bytes(words: &[u64]) -> Vec<u8> {
+    pub(super) fn bytes(words: &[u64]) -> Vec<u8> {
         words.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    fn int(number: i64) -> u64 {
-        (number << 1 | 1) as u64
-    }
-
-    fn header(tag: u8, size: u64) -> u64 {
-        size << 10 | 0x300 | u64::from(tag)
-    }
-
-    fn text(text: &str, is_whole: bool) -> Value {
-        Value::String {
-            bytes: text.as_bytes().to_vec(),
-            is_whole,
-        }
-    }
-
-    const AT: u64 = 0x7f00_0000_1000;
+    pub(super) const AT: u64 = 0x7f00_0000_1000;
 
     #[test]
     fn arrays_of_floats_are_decoded() {
@@ -665,143 +510,6 @@ pub(crate) mod tests {
         // Not more than the block has.
         assert_eq!(block(254, 2, &bytes(&words)), floats(2, 2));
         assert_eq!(block(254, 2, &[]), described(254, 2));
-    }
-
-    #[test]
-    fn bigarrays_have_kind_layout_and_dimensions() {
-        let bigarray = |size, rank, flags, dimensions: &[u64]| {
-            let words = [&[4, AT, rank, flags, 0], dimensions].concat();
-            block(255, size, &bytes(&words[..words.len().min(9)]))
-        };
-        let of = |kind, is_fortran, dimensions: &[u64], rank| Value::Bigarray {
-            kind,
-            is_fortran,
-            dimensions: dimensions.to_vec(),
-            rank,
-        };
-        assert_eq!(bigarray(7, 2, 1, &[3, 4]), of("float64", false, &[3, 4], 2));
-        assert_eq!(bigarray(6, 1, 0x10c, &[9]), of("char", true, &[9], 1));
-        assert_eq!(bigarray(5, 0, 0, &[]), of("float32", false, &[], 0));
-        let five = bigarray(10, 5, 13, &[1, 2, 3, 4, 5]);
-        assert_eq!(five, of("float16", false, &[1, 2, 3, 4], 5));
-        // Neither more dimensions than the block has room for, nor another kind.
-        let identifier = "_bigarr02".into();
-        let unknown = Value::Custom { identifier };
-        assert_eq!(bigarray(7, 3, 1, &[3, 4]), unknown);
-        assert_eq!(bigarray(7, u64::MAX, 1, &[3, 4]), unknown);
-        assert_eq!(bigarray(7, 2, 14, &[3, 4]), unknown);
-        assert_eq!(block(255, 7, &bytes(&[4])), unknown);
-    }
-
-    #[test]
-    fn fields_are_decoded_one_level_deep() {
-        let hello = u64::from_le_bytes(*b"hello\0\0\x02");
-        let words = [
-            0,
-            int(-7),
-            AT,
-            header(252, 1),
-            hello,
-            AT,
-            header(253, 1),
-            1.5_f64.to_bits(),
-            AT,
-            header(255, 3),
-            2,
-            99,
-            AT,
-            header(1, 4),
-            AT,
-            0,
-            6,
-        ];
-        let fields = vec![
-            Value::Int(-7),
-            text("hello", true),
-            Value::Float(1.5),
-            Value::Int64(99),
-            described(1, 4),
-            Value::Unread(AT),
-            Value::Unread(6),
-        ];
-        let of = |tag, size, fields: &[Value]| Value::Block {
-            tag,
-            size,
-            fields: fields.to_vec(),
-        };
-        assert_eq!(block(0, 7, &bytes(&words)), of(0, 7, &fields));
-        // The block has more, or the record has.
-        assert_eq!(block(3, 900, &bytes(&words)), of(3, 900, &fields));
-        assert_eq!(block(0, 2, &bytes(&words)), of(0, 2, &fields[..2]));
-        assert_eq!(
-            block(250, 1, &bytes(&[0, int(6)])),
-            of(250, 1, &[Value::Int(6)])
-        );
-        // Of a long string there are four words, and characters are not split.
-        let long = b"123456789 123456789 123456789 1\xc3";
-        let words = [&bytes(&[0, AT, header(252, 9)]), &long[..]].concat();
-        let cut = text(std::str::from_utf8(&long[..31]).unwrap(), false);
-        assert_eq!(block(0, 1, &words), of(0, 1, &[cut]));
-    }
-
-    #[test]
-    fn cells_are_lists_if_they_end_like_one() {
-        let [one, two, three] = [1, 2, 3].map(Value::Int);
-        let list = |elements: &[&Value], is_whole| Value::List {
-            elements: elements.iter().copied().cloned().collect(),
-            is_whole,
-        };
-        let words = [2, int(1), int(2), int(3), int(0)];
-        let decoded = |many: usize| block(0, 2, &bytes(&words[..many]));
-        assert_eq!(decoded(5), list(&[&one, &two, &three], true));
-        assert_eq!(decoded(4), list(&[&one, &two, &three], false));
-        assert_eq!(decoded(2), list(&[&one], false));
-        // Pairs in pairs, and a pair that may be a list of one element.
-        let pair = |one: &Value, other: Value| Value::Block {
-            tag: 0,
-            size: 2,
-            fields: vec![one.clone(), other],
-        };
-        let nested = pair(&one, pair(&two, three.clone()));
-        let words = [1, int(1), int(2), int(3)];
-        assert_eq!(block(0, 2, &bytes(&words)), nested);
-        let words = [0, int(1), int(0)];
-        assert_eq!(block(0, 2, &bytes(&words)), pair(&one, Value::Int(0)));
-        // A number of elements that cannot be right.
-        let words = [u64::MAX, int(1), int(2)];
-        assert_eq!(block(0, 2, &bytes(&words)), list(&[&one, &two], false));
-    }
-
-    #[test]
-    fn exceptions_are_known_by_name() {
-        let failure = u64::from_le_bytes(*b"Failure\0");
-        let exception = |name: &str, arguments: &[Value], is_whole| Value::Exception {
-            name: name.as_bytes().to_vec(),
-            arguments: arguments.to_vec(),
-            is_whole,
-        };
-        let words = [0, AT, header(248, 2), header(252, 1), failure, int(3)];
-        let with_three = exception("Failure", &[Value::Int(3)], true);
-        assert_eq!(block(0, 2, &bytes(&words)), with_three);
-        let cut = exception("Failure", &[Value::Int(3)], false);
-        assert_eq!(block(0, 3, &bytes(&words)), cut);
-        // A block without fields has none, whatever was written to the ring.
-        assert_eq!(block(0, 0, &bytes(&words)), described(0, 0));
-        let alone = exception("Failure", &[], true);
-        assert_eq!(block(248, 2, &bytes(&words[..5])), alone);
-        // An object, whose first field is no string.
-        assert_eq!(
-            block(248, 3, &bytes(&[0, AT, header(248, 3), 0])),
-            described(248, 3)
-        );
-        // Of a long name there are eight words.
-        let name = ["A"; 64].concat();
-        let words = [
-            &bytes(&[0, AT, header(248, 2), header(252, 20)]),
-            name.as_bytes(),
-        ]
-        .concat();
-        assert_eq!(block(248, 2, &words), exception(&name, &[], false));
     }
 
     proptest! {

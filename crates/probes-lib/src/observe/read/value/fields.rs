@@ -1,7 +1,9 @@
 //! Decodes what was copied of the fields of a block; [`fields`] has the format. It may be anything: the program can
 //! overwrite it. Pure.
 
-use super::{CustomKind, Value, of_custom, size_of, string_in, word};
+use super::custom::{CustomKind, of_custom};
+use super::strings::string_in;
+use super::{Value, size_of, word};
 use crate::observe::layout::shared::fields;
 
 /// Decodes a block of this tag and size, from the words that were copied of it.
@@ -199,4 +201,136 @@ fn split_at_end(bytes: &[u8]) -> usize {
         end.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
     };
     lens.rev().find(is_split).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::observe::read::value::Value;
+    use crate::observe::read::value::tests::{AT, block, bytes, described};
+
+    fn int(number: i64) -> u64 {
+        (number << 1 | 1) as u64
+    }
+
+    fn header(tag: u8, size: u64) -> u64 {
+        size << 10 | 0x300 | u64::from(tag)
+    }
+
+    fn text(text: &str, is_whole: bool) -> Value {
+        Value::String {
+            bytes: text.as_bytes().to_vec(),
+            is_whole,
+        }
+    }
+
+    #[test]
+    fn fields_are_decoded_one_level_deep() {
+        let hello = u64::from_le_bytes(*b"hello\0\0\x02");
+        let words = [
+            0,
+            int(-7),
+            AT,
+            header(252, 1),
+            hello,
+            AT,
+            header(253, 1),
+            1.5_f64.to_bits(),
+            AT,
+            header(255, 3),
+            2,
+            99,
+            AT,
+            header(1, 4),
+            AT,
+            0,
+            6,
+        ];
+        let fields = vec![
+            Value::Int(-7),
+            text("hello", true),
+            Value::Float(1.5),
+            Value::Int64(99),
+            described(1, 4),
+            Value::Unread(AT),
+            Value::Unread(6),
+        ];
+        let of = |tag, size, fields: &[Value]| Value::Block {
+            tag,
+            size,
+            fields: fields.to_vec(),
+        };
+        assert_eq!(block(0, 7, &bytes(&words)), of(0, 7, &fields));
+        // The block has more, or the record has.
+        assert_eq!(block(3, 900, &bytes(&words)), of(3, 900, &fields));
+        assert_eq!(block(0, 2, &bytes(&words)), of(0, 2, &fields[..2]));
+        assert_eq!(
+            block(250, 1, &bytes(&[0, int(6)])),
+            of(250, 1, &[Value::Int(6)])
+        );
+        // Of a long string there are four words, and characters are not split.
+        let long = b"123456789 123456789 123456789 1\xc3";
+        let words = [&bytes(&[0, AT, header(252, 9)]), &long[..]].concat();
+        let cut = text(std::str::from_utf8(&long[..31]).unwrap(), false);
+        assert_eq!(block(0, 1, &words), of(0, 1, &[cut]));
+    }
+
+    #[test]
+    fn cells_are_lists_if_they_end_like_one() {
+        let [one, two, three] = [1, 2, 3].map(Value::Int);
+        let list = |elements: &[&Value], is_whole| Value::List {
+            elements: elements.iter().copied().cloned().collect(),
+            is_whole,
+        };
+        let words = [2, int(1), int(2), int(3), int(0)];
+        let decoded = |many: usize| block(0, 2, &bytes(&words[..many]));
+        assert_eq!(decoded(5), list(&[&one, &two, &three], true));
+        assert_eq!(decoded(4), list(&[&one, &two, &three], false));
+        assert_eq!(decoded(2), list(&[&one], false));
+        // Pairs in pairs, and a pair that may be a list of one element.
+        let pair = |one: &Value, other: Value| Value::Block {
+            tag: 0,
+            size: 2,
+            fields: vec![one.clone(), other],
+        };
+        let nested = pair(&one, pair(&two, three.clone()));
+        let words = [1, int(1), int(2), int(3)];
+        assert_eq!(block(0, 2, &bytes(&words)), nested);
+        let words = [0, int(1), int(0)];
+        assert_eq!(block(0, 2, &bytes(&words)), pair(&one, Value::Int(0)));
+        // A number of elements that cannot be right.
+        let words = [u64::MAX, int(1), int(2)];
+        assert_eq!(block(0, 2, &bytes(&words)), list(&[&one, &two], false));
+    }
+
+    #[test]
+    fn exceptions_are_known_by_name() {
+        let failure = u64::from_le_bytes(*b"Failure\0");
+        let exception = |name: &str, arguments: &[Value], is_whole| Value::Exception {
+            name: name.as_bytes().to_vec(),
+            arguments: arguments.to_vec(),
+            is_whole,
+        };
+        let words = [0, AT, header(248, 2), header(252, 1), failure, int(3)];
+        let with_three = exception("Failure", &[Value::Int(3)], true);
+        assert_eq!(block(0, 2, &bytes(&words)), with_three);
+        let cut = exception("Failure", &[Value::Int(3)], false);
+        assert_eq!(block(0, 3, &bytes(&words)), cut);
+        // A block without fields has none, whatever was written to the ring.
+        assert_eq!(block(0, 0, &bytes(&words)), described(0, 0));
+        let alone = exception("Failure", &[], true);
+        assert_eq!(block(248, 2, &bytes(&words[..5])), alone);
+        // An object, whose first field is no string.
+        assert_eq!(
+            block(248, 3, &bytes(&[0, AT, header(248, 3), 0])),
+            described(248, 3)
+        );
+        // Of a long name there are eight words.
+        let name = ["A"; 64].concat();
+        let words = [
+            &bytes(&[0, AT, header(248, 2), header(252, 20)]),
+            name.as_bytes(),
+        ]
+        .concat();
+        assert_eq!(block(248, 2, &words), exception(&name, &[], false));
+    }
 }
