@@ -284,17 +284,7 @@ impl FunctionObject {
 
     /// Reads the code of the file, to plan patches of its functions.
     ///
-    /// ```no_run
-    /// let functions = probes_lib::Functions::of_file("server.exe")?;
-    /// let object = &functions.objects()[0];
-    /// let planner = object.patch_planner()?;
-    /// for function in object.table().functions() {
-    ///     if let Err(refusal) = planner.function(function.range()).entry {
-    ///         println!("the function at {} {refusal}", function.address());
-    ///     }
-    /// }
-    /// # Ok::<(), probes_lib::Error>(())
-    /// ```
+    /// [`PatchPlanner`] has an example.
     ///
     /// # Errors
     ///

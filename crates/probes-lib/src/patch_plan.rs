@@ -47,39 +47,55 @@ use site::PatchSite;
 
 /// Plans patches of the code of one object. It writes nothing, and needs no process.
 ///
-/// ```
-/// use probes_lib::{Code, CodeRange, FileAddr, Jump, PatchPlanner};
-///
-/// // sub $8,%rsp; mov $1,%eax; add $8,%rsp; ret
-/// let bytes = b"\x48\x83\xec\x08\xb8\x01\0\0\0\x48\x83\xc4\x08\xc3";
-/// let mut code = Code::default();
-/// code.add(FileAddr(0x1000), bytes.to_vec(), true);
-/// let function = CodeRange { start: FileAddr(0x1000), len: bytes.len() as u64 };
-/// let planner = PatchPlanner::new(code, &[function], &[], []);
-///
-/// let plan = planner.function(function);
-/// assert_eq!(plan.entry?[0].jump(), Jump::Near { padding: 0 });
-/// let exits = plan.exits?;
-/// // The `add` and the `ret` are five bytes.
-/// assert_eq!(exits.sites[0].address(), FileAddr(0x1009));
-/// assert_eq!(exits.sites[0].exits()[0].offset, 4);
-/// # Ok::<(), probes_lib::Refusal>(())
+/// ```no_run
+/// let functions = probes_lib::Functions::of_file("server.exe")?;
+/// let object = &functions.objects()[0];
+/// let planner = object.patch_planner()?;
+/// for function in object.table().functions() {
+///     if let Err(refusal) = planner.function(function.range()).can_count() {
+///         println!("the function at {} {refusal}", function.address());
+///     }
+/// }
+/// # Ok::<(), probes_lib::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct PatchPlanner {
     swept: Swept,
 }
 
-/// How a function can be patched.
+/// How a function can be patched: whether its calls can be counted and timed.
 ///
 /// [`PatchPlanner`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FunctionPlan {
     /// The candidates for the patch of its entry, the best one first; at least one.
+    #[doc(hidden)]
     pub entry: Result<Vec<PatchSite>, Refusal>,
     /// The patches of all its exits, and of the entry together with them.
+    #[doc(hidden)]
     pub exits: Result<ExitPlan, Refusal>,
+}
+
+impl FunctionPlan {
+    /// Returns whether its calls can be counted: whether its entry can be patched.
+    ///
+    /// # Errors
+    ///
+    /// If not: why.
+    pub fn can_count(&self) -> Result<(), &Refusal> {
+        self.entry.as_ref().map(|_| ())
+    }
+
+    /// Returns whether its calls can be timed: whether its entry and all its exits can be patched.
+    ///
+    /// # Errors
+    ///
+    /// If not: why.
+    pub fn can_time(&self) -> Result<(), &Refusal> {
+        self.can_count()?;
+        self.exits.as_ref().map(|_| ())
+    }
 }
 
 /// The patches with which a function is timed. They do not overlap each other.
@@ -118,6 +134,26 @@ impl PatchPlanner {
     /// point to, and symbols.
     ///
     /// Takes time in proportion to the code, whatever the ranges are.
+    ///
+    /// ```
+    /// use probes_lib::{Code, CodeRange, FileAddr, Jump, PatchPlanner};
+    ///
+    /// // sub $8,%rsp; mov $1,%eax; add $8,%rsp; ret
+    /// let bytes = b"\x48\x83\xec\x08\xb8\x01\0\0\0\x48\x83\xc4\x08\xc3";
+    /// let mut code = Code::default();
+    /// code.add(FileAddr(0x1000), bytes.to_vec(), true);
+    /// let function = CodeRange { start: FileAddr(0x1000), len: bytes.len() as u64 };
+    /// let planner = PatchPlanner::new(code, &[function], &[], []);
+    ///
+    /// let plan = planner.function(function);
+    /// assert_eq!(plan.entry?[0].jump(), Jump::Near { padding: 0 });
+    /// let exits = plan.exits?;
+    /// // The `add` and the `ret` are five bytes.
+    /// assert_eq!(exits.sites[0].address(), FileAddr(0x1009));
+    /// assert_eq!(exits.sites[0].exits()[0].offset, 4);
+    /// # Ok::<(), probes_lib::Refusal>(())
+    /// ```
+    #[doc(hidden)]
     pub fn new(
         code: Code,
         functions: &[CodeRange],
@@ -135,6 +171,7 @@ impl PatchPlanner {
     ///
     /// If no patch of the entry is possible, or `function` is a part of a function: what holds at an entry does not
     /// hold where a part begins.
+    #[doc(hidden)]
     pub fn entry(&self, function: CodeRange) -> Result<Vec<PatchSite>, Refusal> {
         if self.swept.is_part(function) {
             return Err(Refusal::NoFunction);
@@ -186,6 +223,7 @@ impl PatchPlanner {
     /// The return becomes a short jump to an island among the instructions that the entry displaces, the call included.
     /// If the plan [overwrites](ExitPlan::overwrites_next) the first byte of the next function, that function has to be
     /// patched with a [prefixed](Jump::Prefixed) jump. `None` for functions of another shape.
+    #[doc(hidden)]
     pub fn leaning(&self, function: CodeRange) -> Option<ExitPlan> {
         let body = self.body(function).ok()?;
         let has_parts = !self.swept.parts_of(&body).ok()?.is_empty();

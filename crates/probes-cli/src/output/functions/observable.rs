@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use probes_lib::{Error, FunctionPlan, PatchPlanner, Refusal, SelectedFunction};
+use probes_lib::{Error, PatchPlanner, Refusal, SelectedFunction};
 use serde::Serialize;
 
 /// Whether a function can be counted, which patches its entry, and timed, which patches its exits, too.
@@ -34,11 +34,11 @@ impl Observable {
     }
 
     fn of_function(planner: &PatchPlanner, selected: &SelectedFunction<'_>) -> Observable {
-        let FunctionPlan { entry, exits, .. } = planner.function(selected.function.range());
-        match (entry, exits) {
-            (Err(refusal), _) => Observable::Refused(refusal),
-            (_, Err(refusal)) => Observable::Counted(refusal),
-            (Ok(_), Ok(_)) => Observable::Timed,
+        let plan = planner.function(selected.function.range());
+        match (plan.can_count(), plan.can_time()) {
+            (Err(refusal), _) => Observable::Refused(refusal.clone()),
+            (_, Err(refusal)) => Observable::Counted(refusal.clone()),
+            (Ok(()), Ok(())) => Observable::Timed,
         }
     }
 
