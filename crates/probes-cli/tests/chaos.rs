@@ -15,9 +15,11 @@
 /// variable that says how long the cases run: `CHAOS_SECONDS`.
 const SUITE: &str = "chaos";
 
-// Helpers: time and counts of a case, the process under test, the tool.
+// Helpers: time and counts of a case, the process under test, how it ends, the tool.
 #[path = "chaos/case.rs"]
 mod case;
+#[path = "chaos/ending.rs"]
+mod ending;
 #[path = "cli/schema.rs"]
 #[allow(dead_code, reason = "it is shared with other suites")]
 mod schema;

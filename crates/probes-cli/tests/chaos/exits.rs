@@ -4,33 +4,18 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use probes_lib::faults;
 use probes_lib::{Action, Effect, Report, State};
-use test_support::process::{children, processes, stat, state};
+use test_support::process::{children, stat, state};
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::case::Case;
+use crate::ending::{Ending, Event, assert_gone};
 use crate::subject::{Subject, all, patient_options, state_after};
 use crate::tool;
-
-/// What happens to the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    Kill,
-    Exit,
-    Exec,
-}
-
-/// Asserts that there is no process with this pid, and no zombie.
-fn assert_gone(pid: i32) {
-    eventually("the process is gone", || {
-        (!processes().contains(&pid)).then_some(())
-    });
-}
 
 /// Enables all probes of a process.
 fn enable_all(pid: i32) -> probes_lib::Result<Report> {
@@ -48,19 +33,9 @@ fn update_with_event_before(
     event: Event,
     nth: usize,
 ) -> usize {
-    let subject = Subject::start(file, args);
-    let pid = subject.pid();
-    let talker = Arc::new(Mutex::new(subject.talker));
-    let event_talker = Arc::clone(&talker);
-    let send = |talker: &Mutex<Talker>, line: &str| talker.lock().unwrap().send(line);
-    faults::arm_event(nth, move || match event {
-        Event::Kill => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
-        Event::Exit => send(&event_talker, "quit"),
-        Event::Exec => send(&event_talker, "exec"),
-    });
-    let result = enable_all(pid);
-    let record = faults::disarm();
-    let has_happened = record.calls.len() >= nth;
+    let ending = Ending::of(Subject::start(file, args), event);
+    let (result, calls) = ending.before(nth, || enable_all(ending.pid));
+    let has_happened = calls >= nth;
     let what = format!(
         "{event:?} before call {nth} of {}: {result:?}",
         file.display()
@@ -82,22 +57,17 @@ fn update_with_event_before(
     } else {
         assert!(result.is_ok(), "{what}");
     }
-    let mut talker = talker.lock().unwrap();
     if event == Event::Exec && has_happened {
-        talker.expect("ready");
-        let target = probes_lib::Target::open(pid).unwrap();
+        ending.talker().expect("ready");
+        let target = probes_lib::Target::open(ending.pid).unwrap();
         let states = target.states().unwrap();
         let has = |state| states.probes().all(|probe| probe.state() == state);
         // If the exec came first, it is the new program that was changed.
         let is_changed = result.is_ok() && has(State::Enabled);
         assert!(is_changed || has(State::Disabled), "{what}");
     }
-    talker.close_input();
-    let status = talker.guard().wait();
-    let is_killed = event == Event::Kill && has_happened;
-    assert_eq!(status.success(), !is_killed, "{what}: {status}");
-    assert_gone(pid);
-    record.calls.len()
+    ending.end(has_happened, &what);
+    calls
 }
 
 /// Runs [`update_with_event_before`] for the first call, the second, and so on, until an update makes fewer.

@@ -3,17 +3,17 @@
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use probes_lib::{ErrorKind, Observation, ObservationReport, ProcessError, State, Target, faults};
-use test_support::process::{processes, state};
+use probes_lib::{ErrorKind, Observation, ObservationReport, ProcessError, State, Target};
+use test_support::process::state;
 use test_support::{eventually, fixture_forms, output_while, program_forms};
 
 use crate::case::Case;
 use crate::counting::anonymous_code_mappings;
+use crate::ending::{Ending, Event};
 use crate::observations::{check, everything};
 use crate::observers::{end, start};
 use crate::subject::{Subject, patient_options};
@@ -29,14 +29,6 @@ const EXITS: usize = 96;
 /// Cycles of each program that is stopped, or forks, meanwhile.
 const CYCLES: usize = 36;
 
-/// What happens to the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
-    Kill,
-    Exit,
-    Exec,
-}
-
 fn observe(target: &Target, observation: &Observation) -> probes_lib::Result<ObservationReport> {
     let mut observer = target.observe(observation, patient_options())?;
     observer.events()?;
@@ -48,23 +40,11 @@ fn observe(target: &Target, observation: &Observation) -> probes_lib::Result<Obs
 /// Observes a process to which `event` happens before the nth system call of the observation;
 /// returns how many system calls were made.
 fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: usize) -> usize {
-    let subject = Subject::start(file, args);
-    let pid = subject.pid();
-    let talker = Arc::new(Mutex::new(subject.talker));
-    let event_talker = Arc::clone(&talker);
-    let send = move |line: &str| {
-        let mut talker = event_talker.lock().unwrap_or_else(PoisonError::into_inner);
-        talker.send(line);
-    };
+    let ending = Ending::of(Subject::start(file, args), event);
+    let pid = ending.pid;
     let target = Target::open(pid).unwrap();
     let observation = everything(&target);
-    faults::arm_event(nth, move || match event {
-        Event::Kill => kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap(),
-        Event::Exit => send("quit"),
-        Event::Exec => send("exec"),
-    });
-    let result = observe(&target, &observation);
-    let calls = faults::disarm().calls.len();
+    let (result, calls) = ending.before(nth, || observe(&target, &observation));
     let has_happened = calls >= nth;
     let what = format!("{event:?} before call {nth} of {}", file.display());
     match &result {
@@ -83,9 +63,8 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
             _ => panic!("{what}: {error}"),
         },
     }
-    let mut talker = talker.lock().unwrap();
     if event == Event::Exec && has_happened {
-        talker.expect("ready");
+        ending.talker().expect("ready");
         // The new program is not observed.
         let states = Target::open(pid).unwrap().states().unwrap();
         assert_eq!(
@@ -96,15 +75,9 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
         let mut states = states.probes().map(|probe| probe.state());
         assert!(states.all(|state| state == State::Disabled), "{what}");
         assert_eq!(anonymous_code_mappings(pid), 0, "{what}");
-        talker.hits();
+        ending.talker().hits();
     }
-    talker.close_input();
-    let status = talker.guard().wait();
-    let is_killed = event == Event::Kill && has_happened;
-    assert_eq!(status.success(), !is_killed, "{what}: {status}");
-    eventually("the process is gone", || {
-        (!processes().contains(&pid)).then_some(())
-    });
+    ending.end(has_happened, &what);
     calls
 }
 
