@@ -152,8 +152,9 @@ impl<'l> ObservationPrinter<'l> {
         let replaced = self.show_until_end(&mut observer, waiter, &mut failures);
         let lasted = self.begun.elapsed();
         let (pid, messages) = (self.target.pid(), self.output.messages);
-        let removed = replaced.map_or_else(|| waiter.trace(|| observer.remove()), Err);
-        let (observed, replaced) = match removed {
+        // Also if another tool has taken over: it may have been killed, and have left something.
+        let removed = waiter.trace(|| observer.remove());
+        let (observed, replaced) = match replaced.map_or(removed, Err) {
             Ok(observed) => (Ok(observed), None),
             Err(error) if error.is_replaced() => (recorded(&mut observer), Some(error)),
             Err(error) => (Err(error), None),

@@ -269,6 +269,8 @@ fn take_over_killed_before_each_call_misses_nothing() {
                     "{what}: {error}"
                 );
                 case.count("replaced");
+                // What the killed tool has left is removed.
+                assert_eq!(anonymous_code_mappings(subject.pid()), 0, "{what}");
             }
         }
         drop(first);

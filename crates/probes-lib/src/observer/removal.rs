@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Effect, Error, ErrorKind, ProcessError, Result};
+use crate::error::{Effect, Error, ErrorKind, ObserveError, ProcessError, Result};
 use crate::observe::DiscardedPatches;
 use crate::observe::install::remove::{Removed, remove};
 use crate::observe::read::calls::{FunctionLatency, RecordedCalls};
@@ -70,8 +70,8 @@ impl Observer {
     /// - The process has exited or executed a new program.
     /// - It cannot be stopped, or another update is in progress. Then it stays observed, nothing is
     ///   dropped, and this can be called again.
-    /// - Another observer has replaced this one ([`ObserveError::Replaced`](crate::ObserveError::Replaced)), or this one has been
-    ///   removed ([`ObserveError::Removed`](crate::ObserveError::Removed)).
+    /// - Another observer has replaced this one ([`ObserveError::Replaced`]), or this one has been removed
+    ///   ([`ObserveError::Removed`]). What a replacing tool has left when it was killed is removed all the same.
     pub fn remove(&mut self) -> Result<ObservationReport> {
         self.refuse_removed()?;
         if let Some(mut switch) = self.events_switch.take() {
@@ -98,11 +98,27 @@ impl Observer {
             (self.active.lock, self.successor_lock) = (None, None);
         }
         removed.map_err(|error| {
+            self.clean_after_dead_successor(&error);
             if self.active.data.is_some() && error.is_replaced() {
                 return error;
             }
             self.target.opened.executed_or(error)
         })
+    }
+
+    /// If the tool that has replaced this observer has ended, removes what it has left: it may have been killed before it had
+    /// restored all points of this observation.
+    fn clean_after_dead_successor(&mut self, error: &Error) {
+        let ErrorKind::Observe(ObserveError::Replaced { observer: Some(by) }) = error.kind() else {
+            return;
+        };
+        if !by.is_alive {
+            // As long as it is held, this observation is not taken for one that is left.
+            self.active.lock = None;
+            let options = self.options_to_clean();
+            // If that fails, the next tool does it, and tells why it cannot.
+            let _ = self.target.clean(options);
+        }
     }
 
     /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too. Returns why some could not be.
@@ -119,14 +135,19 @@ impl Observer {
     ///
     /// See [`Target::clean`](crate::Target::clean); that it has exited, or executed a program, is none.
     pub fn restore_forked(&self, pid: i32) -> Result<()> {
-        let options = Options {
-            take_over: false,
-            ..self.options
-        };
+        let options = self.options_to_clean();
         let child = self.target.open_forked(pid);
         match child.and_then(|child| child.clean(options)) {
             Err(error) if !error.is_program_gone() => Err(error),
             _ => Ok(()),
+        }
+    }
+
+    /// With which observations of tools that have ended are removed.
+    fn options_to_clean(&self) -> Options {
+        Options {
+            take_over: false,
+            ..self.options
         }
     }
 

@@ -191,8 +191,9 @@ impl ProgramRecorder<'_> {
         failures.add(self.recording.begin_waits());
         let read = self.read_until_end(&mut observer, waiter, &mut failures);
         self.recording.end();
-        let removed = read.and_then(|()| remove(&mut observer, waiter));
-        match removed {
+        // Also if another tool has taken over: it may have been killed, and have left something.
+        let removed = remove(&mut observer, waiter);
+        match read.and(removed) {
             Ok(observed) => {
                 warn_of_still_mapped(&self.output.messages, self.pid, observed.still_mapped);
                 self.recording.set_latencies(observed.latencies);
