@@ -355,8 +355,9 @@ impl<'t> TraceeSet<'t> {
         self.threads.remove(&tid);
         self.given_up_tids.remove(&tid);
         self.starved.forget(tid);
-        // The exit of the first thread is reported last, unless that thread was not traced any
-        // more.
+        // The exit of the first thread is reported last, unless that thread was not traced any more. It may have ended
+        // before the others, and not be in the set.
+        let pid = pid.or_else(|| self.has(tid).then_some(tid));
         let pid = pid.filter(|pid| *pid == tid || !self.has(*pid))?;
         self.forget(pid);
         Some(TraceEvent::Exited { pid })
@@ -400,7 +401,9 @@ impl<'t> TraceeSet<'t> {
     /// Adds a thread that is new; returns an event if its process is, too. `creator` is the process that has started it,
     /// if known.
     fn register(&mut self, tid: i32, creator: Option<i32>) -> Option<TraceEvent> {
-        if self.threads.contains_key(&tid) {
+        // A thread that was reaped while its process was stopped may have had this tid.
+        let known = self.threads.get(&tid);
+        if known.is_some_and(|pid| signals::is_thread_of(*pid, tid)) {
             return None;
         }
         let status = Process::open(tid).and_then(|process| {

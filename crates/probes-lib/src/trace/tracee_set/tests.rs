@@ -8,7 +8,7 @@ use test_support::{Talker, eventually, fixture};
 use super::*;
 use crate::trace::tracer::with_tracer;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = test_support::DEADLINE;
 
 /// Returns the next event of the set.
 fn next_event(tracees: &mut TraceeSet<'_>) -> TraceEvent {
@@ -125,7 +125,7 @@ fn new_process_waits_until_its_event_is_handled() {
             // It would exit soon. Its parent's stop may be handled before its own.
             eventually("the child has stopped", || {
                 let is_stopped = ptrace::peek_state(child) == TraceeState::EventStopped;
-                assert!(is_stopped || matches!(state(child), Some('R' | 'S' | 't')));
+                assert!(is_stopped || matches!(state(child), Some('R' | 'S' | 'D' | 't')));
                 is_stopped.then_some(())
             });
             let exited = TraceEvent::Exited { pid: child };
@@ -140,4 +140,42 @@ fn new_process_waits_until_its_event_is_handled() {
         .unwrap();
         talker.expect("started 0");
     }
+}
+
+#[test]
+fn process_exits_though_reaped_threads_are_listed() {
+    let talker = Talker::start(&fixture("family.pie"));
+    let pid = talker.pid();
+    let process = Process::open(pid).unwrap();
+    with_tracer(&[&process], |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        let stopped = tracees.stop_and_keep(&process, LIMIT)?;
+        tracees.resume(&process, stopped);
+        // As after stops, when the first thread has ended, and another one was reaped.
+        tracees.threads = HashMap::from([(i32::MAX, pid)]);
+        kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+        assert_eq!(next_event(&mut tracees), TraceEvent::Exited { pid });
+        assert!(tracees.is_empty());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn new_process_may_have_a_reaped_threads_tid() {
+    let (earlier, new) = (
+        Talker::start(&fixture("family.pie")),
+        Talker::start(&fixture("family.pie")),
+    );
+    let (pid, parent) = (new.pid(), std::process::id() as i32);
+    let earlier = earlier.pid();
+    with_tracer(&[], |tracer| {
+        let mut tracees = TraceeSet::new(tracer);
+        tracees.threads.insert(pid, earlier);
+        let forked = TraceEvent::Forked { parent, pid };
+        assert_eq!(tracees.register(pid, None), Some(forked));
+        assert_eq!(tracees.register(pid, None), None);
+        Ok(())
+    })
+    .unwrap();
 }
