@@ -396,16 +396,19 @@ impl ObservedProcesses {
         let observed = self.each.iter().zip(&self.targets);
         let observed = observed.map(|(one, target)| one.as_parent(target));
         for it in forked.processes.find(observed) {
-            self.failures.add_process();
-            let messages = self.failures.messages(it.pid);
+            let (pid, messages) = (it.pid, self.failures.messages(it.pid));
             match forked.observe(it, &self.targets[it.parent], &messages) {
                 Ok((child, observer)) => {
+                    self.failures.add_process();
                     handler.add_process(&child);
                     self.each.push(ObservedProcess::of(observer));
                     self.targets.push(child);
                 }
                 Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() => {}
-                Err(failure) => self.failures.add(it.pid, failure),
+                Err(failure) => {
+                    self.failures.add_process();
+                    self.failures.add(pid, failure);
+                }
             }
         }
         self.each.len() > known

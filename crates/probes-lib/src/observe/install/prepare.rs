@@ -82,10 +82,12 @@ pub(crate) struct ValidPages {
 
 impl ValidPages {
     fn read(process: &Process, ticks: &TickMeasurement) -> Result<ValidPages> {
+        // First: it may wait until the measurement has lasted long enough.
+        let ticks = ticks.ticks_in(readable_pages::VALID_FOR);
         Ok(ValidPages {
             since: ticks::now(),
             pages: ReadablePages::of(&read_maps(process)?),
-            ticks: ticks.ticks_in(readable_pages::VALID_FOR),
+            ticks,
         })
     }
 }
