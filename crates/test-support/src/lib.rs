@@ -29,7 +29,7 @@ pub use symbol_file::SymbolFile;
 
 /// How long a test waits for anything. Far longer than it takes on a busy machine: only a hang
 /// should reach it.
-pub const DEADLINE: Duration = Duration::from_secs(30);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Names the directory of targets built beforehand, for tests run where nothing can be built.
 pub const TARGETS_VARIABLE: &str = "OCAML_PROBES_TARGETS";

@@ -134,7 +134,7 @@ fn time_ends_although_a_program_writes_no_events() {
         let line = format!("{subcommand} -for 100ms -prog sh -- -c");
         let mut tool = command(line.split(' '));
         tool.current_dir(scratch.path());
-        let said = run_command(tool.arg("sleep 2; echo ended >&2")).stderr;
+        let said = run_command(tool.arg("sleep 5; echo ended >&2")).stderr;
         let (before, after) = said.split_once("ended\n").unwrap();
         let why = "sh has written no runtime events";
         assert!(before.contains(why) && !after.contains(why), "{said}");

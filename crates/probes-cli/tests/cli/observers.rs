@@ -363,6 +363,10 @@ fn one_of_several_tools_at_once_observes() {
             let mut said = String::new();
             let mut stderr = tool.child().stderr.take().unwrap();
             stderr.read_to_string(&mut said).unwrap();
+            if said.contains("is being changed by") {
+                // On a busy machine, the winner may take long to begin.
+                said = run(&format!("count -pid {pid}")).stderr;
+            }
             let expected = format!("process {pid} is already observed by pid {winner} (");
             assert!(said.contains(&expected), "{said}");
         }

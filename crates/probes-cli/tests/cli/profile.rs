@@ -460,7 +460,7 @@ fn program_that_is_executed_is_profiled() {
 #[test]
 fn profiler_is_scheduled_first() {
     // The nice values of the program, of its parent, and of what starts programs here.
-    let script = "sleep 0.3; nice; cut -d' ' -f19 /proc/$PPID/stat";
+    let script = "sleep 3; nice; cut -d' ' -f19 /proc/$PPID/stat";
     let started = output(&mut command([
         "profile", "-prog", "/bin/sh", "--", "-c", script,
     ]));

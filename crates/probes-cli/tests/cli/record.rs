@@ -991,13 +991,13 @@ fn slow_requests_by_key_end_the_recording() {
     let scratch = Scratch::new();
     let file = scratch.file("slow.json");
     let mut target = Talker::start(&program("requests"));
-    let flags = "-pair start,stop -key number -over 50ms -last 10s";
+    let flags = "-pair start,stop -key number -over 1s -last 60s";
     let flags: Vec<&str> = flags.split(' ').collect();
     let tool = recording(target.pid(), &flags, &file);
     target.ask("start 1000 3", "start");
     // Meanwhile others of the same thread are short.
     target.ask("flight 1 100", "flight");
-    std::thread::sleep(Duration::from_millis(60));
+    std::thread::sleep(Duration::from_millis(1100));
     target.ask("stop", "stop");
     let done = tool.until_end();
     assert!(done.stderr.contains("a slice took "), "{done:?}");
@@ -1005,7 +1005,7 @@ fn slow_requests_by_key_end_the_recording() {
     let found = slices(&timeline, "start,stop");
     let long = found
         .iter()
-        .filter(|it| span(it).1 - span(it).0 >= 50_000_000);
+        .filter(|it| span(it).1 - span(it).0 >= 1_000_000_000);
     let long: Vec<i64> = long
         .map(|it| it["args"]["number"].as_i64().unwrap())
         .collect();
@@ -1181,6 +1181,7 @@ fn progress_of_recordings_is_shown_on_terminals_alone() {
     terminal.type_line(&format!("clear; {tool} {of_all} >/dev/null"));
     terminal.wait_until("it shows all", |screen| screen.contains(" of 60 s, "));
     terminal.press(&["C-c"]);
+    terminal.wait_until("it is gone", |screen| !screen.contains("recording "));
     terminal.type_line(&format!(
         "clear; {tool} {} -quiet >/dev/null; echo its end",
         line("-probe tick -for 700ms")

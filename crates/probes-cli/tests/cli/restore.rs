@@ -202,7 +202,7 @@ fn nothing_is_restored_after_exit_or_exec() {
 
 #[test]
 fn unread_answer_keeps_no_change() {
-    for (time, signal) in [("1s", None), ("1h", Some(Signal::SIGTERM))] {
+    for (time, signal) in [("5s", None), ("1h", Some(Signal::SIGTERM))] {
         let target = Talker::start(&fixture("gen_ocaml_2.pie"));
         let pid = target.pid();
         let (reader, writer) = full_pipe();

@@ -7,6 +7,7 @@ use std::process::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use test_support::process;
 use test_support::{
     Guard, Scratch, Talker, eventually, fixture, fixture_forms, gdb, program_forms,
 };
@@ -153,7 +154,10 @@ fn stopped_process_has_stacks() {
     let pid = target.pid();
     blocked(&mut target, "");
     kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
-    eventually("it is stopped", || (state(pid) == "T").then_some(()));
+    eventually("all its threads are stopped", || {
+        let mut tids = process::threads(pid).into_iter();
+        tids.all(|tid| state(tid) == "T").then_some(())
+    });
     let threads = read(pid, "");
     assert_eq!(threads.len(), 9);
     for thread in &threads {

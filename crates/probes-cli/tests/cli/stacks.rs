@@ -87,7 +87,7 @@ pub(crate) fn check_waiting(
 }
 
 /// Enough samples to tell a share of them. On a busy machine the tool takes few.
-const SAMPLES: u64 = 20;
+const SAMPLES: u64 = 100;
 
 /// Profiles a busy process until there are enough samples; returns the stacks.
 fn stacks_of_busy(pid: i32, flags: &str) -> Vec<Value> {

@@ -418,7 +418,7 @@ fn picture_mounted_by_itself_is_written_in_place() {
         .arg(&picture)
         .arg(env!("CARGO_BIN_EXE_ocaml-probes"));
     unshare.args(["profile", "-off-cpu", "-prog", "/bin/sh", "-o"]);
-    unshare.arg(&picture).args(["--", "-c", "sleep 0.1"]);
+    unshare.arg(&picture).args(["--", "-c", "sleep 3"]);
     let run = run_command(&mut unshare);
     assert_eq!(run.code, Some(0), "{run:?}");
     let written = fs::read_to_string(&picture).unwrap();

@@ -9,6 +9,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
 use test_support::{Scratch, Talker, eventually};
@@ -276,7 +277,9 @@ pub(crate) struct Directory(pub(crate) PathBuf);
 
 impl Directory {
     pub(crate) fn new(name: &str) -> Directory {
-        let name = format!("ocaml-probes-{name}-{}", std::process::id());
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("ocaml-probes-{name}-{}-{next}", std::process::id());
         let path = std::env::temp_dir().join(name);
         fs::create_dir(&path).unwrap();
         Directory(path)

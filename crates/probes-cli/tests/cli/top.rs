@@ -227,16 +227,20 @@ fn probes_are_shown_with_states_hits_and_rates() {
     let screen = top.terminal.wait_until("rates", |screen| {
         let rows = names(screen).into_iter().map(|name| row(screen, name));
         let mut rows = rows.peekable();
-        rows.peek().is_some() && rows.all(|row| row.len() == 6 && row[5].chars().count() > 3)
+        // On a busy machine, some threads may have had no processor in the last interval.
+        let is_fast = |rate: &str| {
+            rate.replace(',', "")
+                .parse()
+                .is_ok_and(|it: f64| it > 1000.0)
+        };
+        let is_shown =
+            |row: Vec<String>| row.len() == 6 && row[5].chars().count() > 3 && is_fast(&row[3]);
+        rows.peek().is_some() && rows.all(is_shown)
     });
-    let number = |word: &str| -> f64 {
-        let word = word.trim_end_matches('%').replace(',', "");
-        word.parse().unwrap()
-    };
     let rows: Vec<_> = names(&screen).iter().map(|it| row(&screen, it)).collect();
-    let shares: f64 = rows.iter().map(|row| number(&row[4])).sum();
+    let share = |row: &Vec<String>| row[4].trim_end_matches('%').parse::<f64>().unwrap();
+    let shares: f64 = rows.iter().map(share).sum();
     assert!((99.0..101.0).contains(&shares), "{screen}");
-    assert!(rows.iter().all(|row| number(&row[3]) > 1000.0), "{screen}");
 }
 
 // promise: top: `top -fn` shows the calls of functions and their source lines, of a program without probes (2)

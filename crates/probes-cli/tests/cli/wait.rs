@@ -205,7 +205,7 @@ fn default_action_ends_the_program_and_the_tool() {
 #[test]
 fn alarm_that_the_tool_inherits_ends_the_program() {
     let mut perl = Command::new("perl");
-    perl.args(["-e", "alarm 1; exec @ARGV"])
+    perl.args(["-e", "alarm 10; exec @ARGV"])
         .arg(env!("CARGO_BIN_EXE_ocaml-probes"))
         .args(WAIT)
         .arg(fixture("job.pie"));
@@ -322,7 +322,8 @@ fn handler_of_sigtstp_decides_when_the_job_stops() {
     eventually("it is caught", || {
         (waiting.caught() == [[SIGTSTP, 0, tool, 0]]).then_some(())
     });
-    assert_eq!(state(tool), Some('S'), "the program has not stopped");
+    // The program has not stopped.
+    wait_for_state(tool, 'S');
     waiting.tool.send("raise 19");
     wait_for_state(tool, 'T');
     killpg(Pid::from_raw(tool), Signal::SIGCONT).unwrap();

@@ -336,7 +336,7 @@ fn clean_removes_a_killed_watch() {
 fn watch_ends_although_its_output_is_unread() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
-        for how in ["-quiet", "-quiet -for 300ms"] {
+        for how in ["-quiet", "-quiet -for 4s"] {
             let mut tool = observing(&format!("watch {how} -probe start"), pid);
             // More than a pipe holds.
             target.ask("pairs 1 5000", "pairs");

@@ -24,7 +24,7 @@ use crate::trace::stopped::Stopped;
 use crate::trace::tracee_set::{FOLLOW_TICK, TraceEvent};
 use crate::trace::tracer::with_tracer;
 
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = test_support::DEADLINE;
 
 /// No tool takes so long, however slow the machine is.
 const PATIENT: Limits = Limits {
@@ -167,7 +167,7 @@ fn process_is_stopped_until_resumed_or_abandoned() {
 //    resumed, and later requests of that tool fail
 #[test]
 fn silent_tool_loses_the_process() {
-    let mut talker = Talker::start(&fixture("idle_threads.pie"));
+    let mut talker = Talker::start_with(&fixture("idle_threads.pie"), ["4"]);
     let pid = talker.pid();
     let follower = Follower::of(pid);
     let process = Process::open(pid).unwrap();

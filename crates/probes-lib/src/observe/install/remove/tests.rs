@@ -13,7 +13,7 @@ use crate::observer::Observer;
 use crate::select::function::FunctionSelector;
 use crate::target::Target;
 
-const PATIENT: Duration = Duration::from_secs(30);
+const PATIENT: Duration = test_support::DEADLINE;
 
 /// Pins the calling thread and a process to one processor: then a thread of the process runs only while this one waits.
 fn pin(pid: i32) {
