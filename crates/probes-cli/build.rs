@@ -1,4 +1,4 @@
-//! What `ocaml-probes version` says of the build: its target and its commit.
+//! Sets what `ocaml-probes version` prints about the build: its target and its commit.
 
 use std::env;
 use std::fs;
@@ -15,8 +15,9 @@ fn main() {
     }
 }
 
-/// The commit that is built, as far as something says so: the build of a package, cargo in a package of the crate, or git. Other builds
-/// than releases have none: they would have to be built again after each commit.
+/// Returns the commit that is built, if one of these names it: `OCAML_PROBES_COMMIT`, which the build of a package sets; the file that
+/// `cargo package` adds; or, in a release build, git. In other builds git is not asked: cargo would have to build them again after
+/// each commit.
 fn commit() -> Option<String> {
     let given = env::var("OCAML_PROBES_COMMIT").ok();
     let commit = given.or_else(of_package).or_else(of_repository)?;
@@ -37,20 +38,20 @@ fn of_package() -> Option<String> {
     Some(if is_dirty { hash + "-dirty" } else { hash })
 }
 
-/// The commit of the repository, if this file is one of its files; not that of another repository, in which a tarball was unpacked.
+/// The commit of the repository that tracks this file; `None` if none does, as if a tarball was unpacked in another repository.
 fn of_repository() -> Option<String> {
     if env::var("PROFILE").as_deref() != Ok("release") {
         return None;
     }
     let git = |args: &[&str]| {
-        // git status would write the index.
+        // Without this option, `git status` would write the index.
         let command = ["--no-optional-locks"].iter().chain(args);
         let output = Command::new("git").args(command).output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| text.trim().to_owned())
     };
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
-    // What the commit and the changes depend on. Not the index, which each `git status` of a user writes.
+    // Run again if the commit or the sources change. Not if the index does: each `git status` of a user writes it.
     let directory = git(&["rev-parse", "--absolute-git-dir"])?;
     for file in ["HEAD", "logs/HEAD"] {
         let path = Path::new(&directory).join(file);

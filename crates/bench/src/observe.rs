@@ -69,7 +69,7 @@ fn measure_one(file: &Path, threads: u64, action: Action, rounds: usize) -> Resu
 
 impl Costs {
     /// Returns the time that `tool` adds to a hit, divided by the time that our counting adds.
-    fn times(&self, tool: Tool) -> Option<f64> {
+    fn ratio_to(&self, tool: Tool) -> Option<f64> {
         let mut all = TOOLS.iter().zip(&self.others);
         let (_, adds) = all.find(|(one, _)| **one == tool)?;
         let adds = adds.as_ref().ok()?;
@@ -137,7 +137,7 @@ fn others_table(all: &[Costs]) -> String {
         let mut cells = [const { String::new() }; 9];
         cells[..3].clone_from_slice(&[threads, on, ns(one.ours.count.adds())]);
         for (index, (tool, adds)) in TOOLS.iter().zip(&one.others).enumerate() {
-            let both = match (adds, one.times(*tool)) {
+            let both = match (adds, one.ratio_to(*tool)) {
                 (Ok(adds), Some(times)) => [ns(*adds), format!("{times:.0}")],
                 _ => ["–", "–"].map(str::to_owned),
             };

@@ -10,7 +10,7 @@ use crate::programs::{FIXTURES, KINDS_SPIN, LARGE, PAIRS, WAITING};
 /// What was built.
 pub(crate) struct BuildOutput {
     pub(crate) root: PathBuf,
-    /// The built `test-programs`.
+    /// The directory of the built `test-programs`.
     pub(crate) targets: PathBuf,
     pub(crate) programs: Vec<Program>,
     /// Where `ocaml-probes` is, if it was built.

@@ -1,5 +1,5 @@
-//! `probes.h`: a program switches its own probes, from C or any language that calls C. Each function is
-//! one call of [`probes_lib::Target`], opened by `Target::current`.
+//! `probes.h`: lets a program switch its own probes, from C or any language that calls C. Each function makes
+//! one call to a [`probes_lib::Target`], which `Target::current` has opened.
 //!
 //! The header is include/probes.h, which cbindgen generates from [`abi`] and [`types`]; the library is `libprobes.so`
 //! or `libprobes.a`. An example:

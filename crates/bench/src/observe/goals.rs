@@ -24,8 +24,8 @@ const MIN_PAIRS_PER_SECOND: u64 = 5_000_000;
 
 /// The number of sites for which stop times have a goal.
 const SITES: u64 = 10_000;
-/// The longest stop time allowed to install or to remove an observation of so many sites, in nanoseconds.
-const STOP_NS: u64 = 10_000_000;
+/// The longest stop time allowed to install or to remove an observation of that many sites, in nanoseconds.
+const MAX_STOP_NS: u64 = 10_000_000;
 
 pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result<String> {
     let mut table = Table::new(&["one thread", "measured", "goal", "reached"]);
@@ -40,7 +40,7 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
     for action in [Action::Disable, Action::Enable] {
         let mut all = costs.iter();
         let one = all.find(|one| one.threads == 1 && one.action == action);
-        let one = one.ok_or_else(|| Failure::new("one thread was not measured"))?;
+        let one = one.ok_or_else(|| Failure::new("nothing was measured with one thread"))?;
         let [_, on_or_off] = one.row_head();
         let mut cost_row = |what: &str, goal: &str, adds: f64, most: f64| {
             row(
@@ -76,7 +76,7 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
             watch,
             MAX_WATCH_PS,
         );
-        let ratio = one.times(Tool::Bpftrace);
+        let ratio = one.ratio_to(Tool::Bpftrace);
         row(
             &format!("bpftrace adds, {on_or_off}"),
             ratio.map_or("–".to_owned(), |ratio| {
@@ -102,7 +102,7 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
     ] {
         let mut all = exact.iter();
         let one = all.find(|one| one.threads == 1 && one.what == what);
-        let one = one.ok_or_else(|| Failure::new("one thread was not measured"))?;
+        let one = one.ok_or_else(|| Failure::new("nothing was measured with one thread"))?;
         let reached = one.rate() >= least && one.is_exact();
         row(text, millions(one.rate()), goal, Some(reached));
     }
@@ -112,7 +112,7 @@ pub(crate) fn table(costs: &[Costs], exact: &[Exact], stops: &[Stops]) -> Result
         ("stop time to install, 10,000 sites", &stops.install.gap),
         ("stop time to remove, 10,000 sites", &stops.remove.gap),
     ] {
-        let reached = stop.median() <= STOP_NS;
+        let reached = stop.median() <= MAX_STOP_NS;
         row(what, median_max(stop), "at most 10 ms", Some(reached));
     }
     Ok(table.finish())

@@ -1,4 +1,4 @@
-//! What it costs to ask a question of each hit: a filter, keys, a histogram. bpftrace is asked the same, at the same
+//! What it costs to evaluate an expression at each hit: a filter, keys, a histogram. bpftrace does so, too, at the same
 //! site of the same process.
 
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::observe::workload::{Kind, Workload};
 use crate::stats::Samples;
 
 /// What a question costs.
-pub(crate) struct Answer {
+pub(crate) struct QuestionCost {
     what: &'static str,
     /// The most that it may add to a hit, or to an event, in picoseconds.
     goal: f64,
@@ -34,11 +34,11 @@ struct Question {
 fn questions() -> Result<[Question; 5]> {
     let expression = |text: &str| -> Result<Expression> {
         let parsed = text.parse();
-        parsed.map_err(|_| Failure::new(format!("{text} is no expression")))
+        parsed.map_err(|_| Failure::new(format!("{text} is not an expression")))
     };
     let keys = |text: &str| -> Result<Keys> {
         let parsed = text.parse();
-        parsed.map_err(|_| Failure::new(format!("{text} is no key")))
+        parsed.map_err(|_| Failure::new(format!("{text} is not a key")))
     };
     let count = |kind: Kind| Observation::new().count(Selector::name(kind.probe()));
     Ok([
@@ -84,7 +84,7 @@ fn questions() -> Result<[Question; 5]> {
 }
 
 /// Measures all questions, in a program with one thread.
-pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<Answer>> {
+pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<QuestionCost>> {
     let mut work = Workload::start(file, 1);
     let target = Target::open(work.pid())?;
     let questions = questions()?;
@@ -103,7 +103,7 @@ pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<Answer>> {
         eprintln!("bench: {} with bpftrace", question.what);
         let provider = format!("{}:*", file.display());
         let script = question.script.replace("@P", &provider);
-        Ok(Answer {
+        Ok(QuestionCost {
             what: question.what,
             goal: question.goal,
             adds: cost.1.median() as f64 - cost.0.median() as f64,
@@ -113,7 +113,7 @@ pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<Answer>> {
     answers.collect()
 }
 
-pub(crate) fn table(answers: &[Answer]) -> String {
+pub(crate) fn table(answers: &[QuestionCost]) -> String {
     let mut table = Table::new(&[
         "at each hit",
         "adds",
@@ -131,20 +131,13 @@ pub(crate) fn table(answers: &[Answer]) -> String {
                 ("not there".to_owned(), "–".to_owned())
             }
         };
-        let is_reached = if answer.adds <= answer.goal {
+        let reached = if answer.adds <= answer.goal {
             "yes"
         } else {
             "no"
         };
         let goal = format!("at most {:.0} ns", answer.goal / 1e3);
-        let cells = [
-            answer.what,
-            &ns(answer.adds),
-            &goal,
-            is_reached,
-            &adds,
-            &times,
-        ];
+        let cells = [answer.what, &ns(answer.adds), &goal, reached, &adds, &times];
         table.row(cells.map(str::to_owned));
     }
     reasons.dedup();

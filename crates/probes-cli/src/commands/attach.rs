@@ -1,4 +1,4 @@
-//! `attach`: changes the probes of running processes: first all are checked, then each is changed.
+//! `attach`: changes the probes of running processes. All processes are checked before the first is changed.
 
 use std::time::{Duration, Instant};
 
@@ -131,11 +131,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     steps.add(failures.finish("the others were changed"));
     steps.finish(&messages)?;
-    // If all of them have exited, nothing was printed.
+    // If all processes have exited, nothing was printed, and the file of -o still has to be emptied.
     output.begin()
 }
 
-/// Changes every process; returns what could not be printed.
+/// Changes every process; returns the failures to print the changes.
 fn change(
     args: &Args,
     output: &Output,
@@ -168,7 +168,7 @@ fn change_for(
         [target] => output.messages.with_pid(target.pid()),
         _ => output.messages,
     };
-    // Before anything is changed, so that a signal cannot keep it from being undone.
+    // Signals are blocked before anything is changed, so that none can prevent the undoing.
     let signals = TerminationSignals::block()?;
     let mut interruptible = InterruptibleOutput::new(output, signals)?;
     let changed = hold_each(args, targets, actions, failures);
@@ -218,7 +218,7 @@ fn change_for(
     Ok(steps)
 }
 
-/// Changes every process, and keeps what is to be undone.
+/// Changes every process; returns the holds, which undo the changes.
 fn hold_each<'t>(
     args: &Args,
     targets: &'t [Target],

@@ -39,7 +39,7 @@ most hits first, with hits a second; with -sites,
 
 With -fn it counts calls of functions of any native program, with or without probes; probes are then
 counted only if -probe or -regexp selects some. A glob is for a whole name as `list -functions`
-shows it, such as 'Stdlib.List.*'; beside ( or <, a comma with a space after it belongs to a name.
+shows it, such as 'Stdlib.List.*'; if there is a ( or <, a comma before a space is part of a name.
 0xADDRESS is a function, or an instruction within one. FILE:LINE is where a source line begins; the
 end of the path is enough. What is named and cannot be counted is an error; what a glob with *, ? or
 [ matches and cannot be counted is left out, with a warning. Of more than 24 functions, those
@@ -56,14 +56,14 @@ With -where it counts only the hits for which an expression is true, such as
 Lines end with `untyped N` then: N hits for which it is neither true nor false, because an argument
 does not have the type that the expression needs. docs/ask.md describes all expressions.
 
-With -by it counts hits by what one or several expressions are at each of them: integers, strings as
+With -by it counts hits by the values of one or several expressions: integers, strings as
 str(arg0), and by themselves probe, caller (where a function is called) and tid. It prints
     HITS RATE KEY...
 most hits first, -top N of them, then lines for the keys that are not shown, for `other` hits, whose
 keys found no room (about 4,096 are distinguished), and for `untyped` ones. All lines add up to all
 hits. Of a string that is longer than 64 bytes, the first 64 are the key.
 
-With -by stack it counts hits by their stacks, of one process, and prints
+With -by stack it counts the hits of one process by their stacks, and prints
     HITS RATE FUNCTION;FUNCTION;...
 the outermost function first, after [cut] or [guessed] if the stack is not complete (docs/profile.md
 says when). Each hit is recorded with its stack; those that come faster than they can be read, some
@@ -75,13 +75,13 @@ all, as
     EVENTS RATE WHAT NAME
 where WHAT is phase, counter, lifecycle, alloc, or user for the program's own; phases and spans
 count when they begin. Of more than 24 names, those without events are left out. Lines `lost WORDS
-domain D` say what was overwritten before it was read. Events that are off are switched on, as by
+domain D` say how much was overwritten unread. Events that are off are switched on, as by
 `gc`, and off again in the end.
 
 With several processes, of -pid and -name, the hits of all of them are counted by name, in one
 answer; those of each by itself with -by pid or -by pid,EXPR,... A process that exits keeps its
 hits, and the others go on. With -follow, the processes that they have forked are counted, too, and
-those that they fork meanwhile: the hits of these are hits of the process that has forked them.
+those that they fork meanwhile; their hits are counted as hits of the process that forked them.
 
 With -interval it also prints the new hits of each interval, in lines that begin with the seconds so
 far; on a terminal, it redraws a table. With -json there is one line for each interval. The last
@@ -107,7 +107,7 @@ pub(crate) struct Args {
     filter: FilterFlags,
     #[command(flatten)]
     by: Checked<KeyFlags>,
-    /// Count each site by itself, and show where functions are
+    /// Count each site separately, and show where functions are
     #[arg(long)]
     sites: bool,
     #[command(flatten)]
@@ -133,7 +133,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     refuse_with_stacks(args)?;
     if args.sites && args.by.is_some() {
-        let message = "-sites is not possible with -by: hits of all sites are counted together";
+        let message = "-sites cannot be combined with -by: hits of all sites are counted together";
         return Err(Failure::Usage(UsageError::new(Some("count"), message)));
     }
     let output = args.output.open()?;
@@ -145,7 +145,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let by_pid = args.by.as_ref().is_some_and(CountedBy::has_pid);
     let chosen = ChosenProcesses::of(selection, needs_probes, by_pid, args.forked, &output)?;
     if chosen.is_of_several {
-        refuse_of_several(args)?;
+        refuse_for_several_processes(args)?;
     }
     let (opened, output) = chosen.open(output)?;
     let request = |observation| ObservationRequest {
@@ -192,13 +192,13 @@ fn warn_of_uncounted_functions(active: &Observations<'_>, counted: &Counted, out
     }
 }
 
-/// Refuses what is not possible with `-by stack`, and what is only possible with it.
+/// Refuses flags that cannot be combined with `-by stack`, and flags that need it.
 fn refuse_with_stacks(args: &Args) -> Result<(), Failure> {
     let is_by_stack = args.by.as_ref().is_some_and(CountedBy::is_stack);
     let message = match (&args.svg, args.interval) {
         (Some(_), _) if !is_by_stack => "-svg needs -by stack: it draws where hits come from",
         (_, Some(_)) if is_by_stack => {
-            "-interval is not possible with -by stack: stacks are shown in the end"
+            "-interval cannot be combined with -by stack: stacks are shown at the end"
         }
         _ if is_by_stack && (args.selection.is_by_name() || args.forked.follow) => {
             "-by stack is for one process: give it by -pid, without -follow"
@@ -213,8 +213,8 @@ fn refuse_with_stacks(args: &Args) -> Result<(), Failure> {
     Err(Failure::Usage(UsageError::new(Some("count"), message)))
 }
 
-/// Refuses what is not possible with several processes.
-fn refuse_of_several(args: &Args) -> Result<(), Failure> {
+/// Refuses flags that are for one process.
+fn refuse_for_several_processes(args: &Args) -> Result<(), Failure> {
     let by = args.by.as_ref();
     let message = if args.sites {
         "-sites is for one process, because sites differ between processes: give one -pid, without -follow"

@@ -202,7 +202,7 @@ fn refuse_rows_that_come_later(args: &Args) -> Result<(), Failure> {
     if args.by.is_none() || args.pairs.is_empty() || !args.forked.follow {
         return Ok(());
     }
-    let message = "-by pid is not possible with both -follow and -pair: a process that is forked meanwhile would have no row";
+    let message = "-by pid cannot be combined with both -follow and -pair: a process that is forked meanwhile would have no row";
     Err(Failure::Usage(UsageError::new(Some("top"), message)))
 }
 
@@ -306,7 +306,7 @@ fn undo_one(
         messages.note(&format!("process {pid} {exit_or_exec}{figures}"));
         return Ok(true);
     }
-    let switched_back = session.switch_back(signals, messages);
+    let switched_back = session.undo_switches(signals, messages);
     if let Some(names) = switched_back
         .as_ref()
         .ok()

@@ -25,7 +25,7 @@ enum Way {
 
 const WAYS: [Way; 4] = [Way::Switched, Way::Observed, Way::Storm, Way::Launched];
 
-/// The updates: one of these commands at a time.
+/// The commands that update probes; one is run at a time.
 const SWITCHES: [&str; 5] = [
     "attach -enable-all",
     "attach -disable-all",
@@ -34,6 +34,7 @@ const SWITCHES: [&str; 5] = [
     "attach -enable-all -for 10ms",
 ];
 
+/// The commands that observe; `killed …` is the command that follows, or `count`, killed at a random moment.
 const OBSERVATIONS: [&str; 12] = [
     "count -for 20ms",
     "count -for 20ms -fn *",
@@ -49,7 +50,7 @@ const OBSERVATIONS: [&str; 12] = [
     "observe -clean",
 ];
 
-/// How a program is started.
+/// The flags of `trace` by which a program is started; with `killed`, the tool is killed in the end.
 pub(crate) const LAUNCHES: [&str; 7] = [
     "-count",
     "-count -fn *",
@@ -187,10 +188,10 @@ fn kill_observer(case: &mut Case, running: &Running, flags: &str) {
     case.add("observers killed", u64::from(is_killed));
 }
 
-/// How long a program runs that was started by `trace`.
+/// How long a program that `trace` has started runs.
 const LAUNCHED: Duration = Duration::from_millis(150);
 
-/// Starts the program by `trace`, from its first instruction on.
+/// Runs the program under `trace`, which observes it or switches its probes from its first instruction on.
 pub(crate) fn launched(case: &mut Case, program: &Program, form: usize, launch: &str) {
     let probes = program.probes();
     let mut tool = command(["trace", "-quiet"]);

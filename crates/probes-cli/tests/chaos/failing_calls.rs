@@ -1,5 +1,5 @@
 //! Every system call that an update makes is made to fail in turn, with every error that it can
-//! give: either this call alone, or this call and every later one. Afterwards, the process is
+//! return: either this call alone, or this call and every later one. Afterwards, the process is
 //! changed or unchanged, or the error says in what state the process is.
 
 use std::path::PathBuf;
@@ -78,14 +78,19 @@ impl Round<'_> {
                 Err(error) => error.to_string(),
             }
         );
-        let kind = self.judge(&before, result, &what);
+        let kind = self.check_outcome(&before, result, &what);
         if record.failed.is_some() {
             case.count(format!("calls failed: {kind}"));
         }
         record
     }
 
-    fn judge(&mut self, before: &Image, result: Result<Report, Error>, what: &str) -> &'static str {
+    fn check_outcome(
+        &mut self,
+        before: &Image,
+        result: Result<Report, Error>,
+        what: &str,
+    ) -> &'static str {
         let after = self.image();
         let undo = match self.action {
             Action::Enable => Action::Disable,
@@ -163,7 +168,7 @@ impl Round<'_> {
 /// Makes the first call of an update fail, then the second of another update, and so on, until an
 /// update makes fewer calls than that.
 fn sweep(case: &mut Case, subject: &mut Subject, activity: Activity, action: Action, live: bool) {
-    // If threads never pause, everything takes long.
+    // If threads never pause, each update takes long.
     let few = activity == Activity::Busy && !case.is_long();
     for &(fault, can_restore) in &SCRIPTS[..if few { 2 } else { SCRIPTS.len() }] {
         for nth in 1.. {

@@ -1,4 +1,4 @@
-//! The twenty questions of docs/ask.md: each command answers as the page says, on a program that runs.
+//! The twenty questions of docs/ask.md: each command answers as the page says, on a running program.
 
 use std::process::Command;
 
@@ -6,9 +6,9 @@ use test_support::{Guard, output, program};
 
 const PAGE: &str = include_str!("../../../../docs/ask.md");
 
-/// A question: the words of its command after the pid, and its answer.
+/// A question of the page: its command, and the lines of its answer.
 pub(crate) struct Question {
-    /// The whole line.
+    /// The whole command line.
     command: &'static str,
     answer: Vec<&'static str>,
 }
@@ -63,7 +63,7 @@ fn questions() -> Vec<Question> {
     (1..).zip(parts).map(question).collect()
 }
 
-/// The bars of a histogram differ.
+/// Whether a line is a bar of a histogram: bars differ in each run.
 fn is_bar(line: &str) -> bool {
     line.contains(" |")
 }
@@ -104,7 +104,7 @@ fn shapes_are_lines_without_numbers() {
 #[test]
 fn twenty_questions_are_answered_as_documented() {
     let mut service = Command::new(program("service"));
-    // Ticks almost without a pause, and a small minor heap, so that it is collected.
+    // Almost no pause between ticks, and a small minor heap, so that it is collected.
     service.arg("5").env("OCAMLRUNPARAM", "s=4k");
     service.stdout(std::process::Stdio::null());
     let service = Guard::spawn(&mut service);

@@ -26,15 +26,15 @@ pub(crate) fn observing(line: &str, pid: i32) -> Talker {
     observing_with(line.split(' '), pid)
 }
 
-/// Same as [`observing`], with words that may contain spaces.
+/// Same as [`observing`], with arguments that may contain spaces.
 pub(crate) fn observing_with<W: AsRef<OsStr>>(
     words: impl IntoIterator<Item = W>,
     pid: i32,
 ) -> Talker {
-    observing_by(&mut command(words), pid)
+    observing_with_command(&mut command(words), pid)
 }
 
-fn observing_by(tool: &mut Command, pid: i32) -> Talker {
+fn observing_with_command(tool: &mut Command, pid: i32) -> Talker {
     let mut tool = Talker::spawn(tool.args(["-pid", &pid.to_string()]));
     // Sites are patched last, after memory is mapped: once `info` reports them, the tool observes.
     eventually("its sites are observed", || {
@@ -42,8 +42,12 @@ fn observing_by(tool: &mut Command, pid: i32) -> Talker {
         if info.stderr.contains("observed") {
             return Some(());
         }
-        let ended = tool.guard().child().try_wait().unwrap();
-        assert_eq!(ended, None, "the tool ended; `info` says {}", info.stderr);
+        let status = tool.guard().child().try_wait().unwrap();
+        assert_eq!(
+            status, None,
+            "the tool has exited; `info` prints {}",
+            info.stderr
+        );
         None
     });
     tool
@@ -162,7 +166,7 @@ fn words(line: &str) -> Vec<&str> {
 fn hits_of_intervals_add_up_to_all() {
     for mut target in both_forms("gen_ocaml") {
         let mut tool = counting("-quiet -json -interval 1ms", target.pid());
-        // At least one interval ends before the hits; the hits may come after the last one.
+        // At least one interval ends before the hits, which may come after the last interval that is printed.
         let first = object(&tool.line().unwrap());
         target.hits();
         let lines = end(tool, Signal::SIGINT);
@@ -261,7 +265,7 @@ fn results_go_to_stderr_if_stdout_fails() {
 fn results_go_to_stderr_if_stdout_blocks() {
     for target in both_forms("gen_ocaml") {
         let pid = target.pid();
-        // Standard output, and a file that is a pipe; both have readers.
+        // Standard output, and a named pipe given by -o; each is open for reading, and nothing reads it.
         for is_file in [false, true] {
             let mut count = command("count -quiet -json -interval 1us -pid".split(' '));
             count.arg(pid.to_string()).stdin(Stdio::null());
@@ -279,7 +283,7 @@ fn results_go_to_stderr_if_stdout_blocks() {
                 count.arg("-o").arg(&pipe);
             }
             let mut tool = Guard::spawn(count.stdout(Stdio::piped()).stderr(Stdio::piped()));
-            results_go_to_standard_error(&mut tool);
+            assert_results_on_stderr(&mut tool);
             assert!(!is_observed(pid));
             drop(reader);
         }
@@ -316,9 +320,9 @@ fn wait_for_reader(tool: &Guard) {
     });
 }
 
-/// Interrupts `count -json` while it waits for its reader.
+/// Interrupts `count -json` while it waits for its reader; asserts that the results are on standard error.
 #[track_caller]
-fn results_go_to_standard_error(tool: &mut Guard) {
+fn assert_results_on_stderr(tool: &mut Guard) {
     wait_for_reader(tool);
     kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
     let said = std::io::read_to_string(tool.child().stderr.take().unwrap()).unwrap();
@@ -337,7 +341,7 @@ fn interrupt_ending_the_process_prints_the_last_values() {
             let mut target = Talker::start_job(&file);
             let pid = target.pid();
             let words = ["count", "-quiet", "-interval", "1ms"];
-            let mut tool = observing_by(command(words).process_group(pid), pid);
+            let mut tool = observing_with_command(command(words).process_group(pid), pid);
             target.hits();
             while !tool.line().unwrap().contains(" 3 ") {}
             killpg(Pid::from_raw(pid), Signal::SIGINT).unwrap();
@@ -454,7 +458,7 @@ fn memory_that_stays_mapped_is_reported() {
         let mut target = Talker::start_with(&file, ["later"]);
         let pid = target.pid();
         let mut count = command(["count", "-probe", "ping"]);
-        let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
+        let mut tool = observing_with_command(count.stderr(Stdio::piped()), pid);
         target.ask("forbid", "forbidden");
         target.hits();
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
@@ -484,7 +488,7 @@ fn removal_is_retried_until_the_process_can_stop() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let mut count = command(["count", "-verbose", "-probe", "ping"]);
-        let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
+        let mut tool = observing_with_command(count.stderr(Stdio::piped()), pid);
         target.hits();
         target.vfork();
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
@@ -508,7 +512,7 @@ fn failed_removal_is_reported_with_the_last_values() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let mut count = command("count -verbose -interval 1ms -probe ping".split(' '));
-        let mut tool = observing_by(count.stderr(Stdio::piped()), pid);
+        let mut tool = observing_with_command(count.stderr(Stdio::piped()), pid);
         target.hits();
         while !tool.line().unwrap().contains(" 3 ") {}
         target.vfork();

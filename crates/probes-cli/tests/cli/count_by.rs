@@ -431,7 +431,7 @@ fn invalid_keys_are_refused_before_any_change() {
         ),
         (
             "-probe ints -by tid -sites",
-            "-sites is not possible with -by",
+            "-sites cannot be combined with -by",
         ),
         ("-probe ints -top 3", "-top needs -by"),
     ] {

@@ -36,7 +36,7 @@ pub(crate) fn observing_several(name: &str, flags: &str, pid: i32, many: usize) 
     observing_by(command.args(flags.split(' ')), many)
 }
 
-/// Same as [`observing_several`], with a command that exists.
+/// Same as [`observing_several`], with a command that the caller has made.
 pub(crate) fn observing_by(command: &mut Command, many: usize) -> Observing {
     let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
@@ -63,7 +63,7 @@ impl Observing {
         self.tool.line()
     }
 
-    /// Reads what it says until a line contains `text`.
+    /// Reads its standard error until a line contains `text`.
     pub(crate) fn expect_said(&mut self, text: &str) {
         let mut said = String::new();
         while !said.contains(text) {
@@ -103,7 +103,7 @@ fn hits(plain: &str) -> Vec<String> {
     plain.lines().map(hit).collect()
 }
 
-/// The calls that a program says it has counted, `WORD name=N name=N`, as plain lines, most first.
+/// Turns the calls that a program has counted itself, `WORD name=N name=N`, into plain lines, most calls first.
 pub(crate) fn calls(answer: &str, prefix: &str) -> Vec<String> {
     let words = answer.split(' ').skip(1);
     let mut calls: Vec<(u64, &str)> = words
@@ -126,7 +126,7 @@ pub(crate) fn function<'j>(json: &'j Value, name: &str) -> &'j Value {
 // promise: Functions: The code of probe sites, which has the names of the functions around it, is not counted as a function unless its
 //    address is given, and is marked (2 programs)
 #[test]
-fn probe_sites_are_no_functions() {
+fn probe_sites_are_not_counted_as_functions() {
     for file in program_forms("service") {
         let target = Talker::start(&file);
         let pid = target.pid();
@@ -269,12 +269,12 @@ fn functions_and_probes_are_counted_together() {
 }
 
 #[test]
-fn of_many_functions_those_called_are_listed() {
+fn only_called_functions_of_many_are_listed() {
     for file in fixture_forms("calls") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let mut tool = counting("-fn * -interval 1ms -json", pid);
-        // The calls come after an interval.
+        // Wait for an interval, so that the calls come after it.
         let mut objects = vec![object(&tool.tool.line().unwrap())];
         let answer = target.ask("calls 2 10000", "called");
         let run = tool.end();
@@ -570,7 +570,7 @@ fn functions_of_bytecode_are_refused() {
     assert!(error.contains(hint), "{error}");
 }
 
-/// Runs a program that `trace` starts, with `words` on standard input.
+/// Runs `trace` with a program that reads `words`, a format of printf(1), from standard input.
 pub(crate) fn trace(file: &Path, flags: &str, words: &str) -> Run {
     let mut shell = Command::new("sh");
     shell.args([
@@ -698,7 +698,7 @@ fn calls_are_counted_from_the_first_instruction() {
 // promise: Functions: If the tool is killed, the functions are restored by the next one, also in a program without
 //    probes (2)
 #[test]
-fn functions_of_a_killed_tool_are_cleaned() {
+fn functions_of_a_killed_tool_are_restored() {
     for file in fixture_forms("calls") {
         let mut target = Talker::start(&file);
         let pid = target.pid();

@@ -16,10 +16,10 @@ fn executions_of_source_lines_are_counted_exactly() {
         (
             program_forms("calls"),
             ["run 1 0", "run 4 20000"],
-            // What each line that increments a counter says.
+            // Each line as it is given, the program's counter to compare with, and the name that is shown.
             [
                 ("calls.ml:13", "leaf", "calls.ml:13 in Calls.leaf"),
-                // The code of this one is a call.
+                // The code of this line is a call.
                 ("calls.ml:29", "raises", "calls.ml:29 in Calls.work"),
                 (
                     "test-programs/calls.ml:22",
@@ -61,7 +61,7 @@ fn executions_of_source_lines_are_counted_exactly() {
 // promise: Functions: A result in the x87 unit, which a function passes on without using the unit, is kept where its lines
 //    are counted and its calls are timed (2 × 2)
 #[test]
-fn passed_on_results_are_kept() {
+fn x87_results_are_kept() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../test-programs/fixtures/owners.c");
     let source = fs::read_to_string(file).unwrap();
     let line = 1 + source
@@ -75,7 +75,7 @@ fn passed_on_results_are_kept() {
             ("latency", "-fn passed_on".to_owned()),
         ] {
             let tool = observing(name, &flags, target.pid());
-            // The program ends if a result is wrong.
+            // The program exits if a result is wrong.
             target.ask("threads 2 5000", "done");
             let answer = tool.end().answer();
             assert!(answer.starts_with("10000 "), "{answer}");
@@ -84,7 +84,7 @@ fn passed_on_results_are_kept() {
 }
 
 #[test]
-fn each_stretch_of_a_line_is_counted() {
+fn each_range_of_a_line_is_counted() {
     let mut target = Talker::start(&fixture("calls.pie"));
     let tool = counting("-sites -fn calls.c:44,work", target.pid());
     target.ask("calls 2 100", "called");
@@ -94,7 +94,7 @@ fn each_stretch_of_a_line_is_counted() {
         .map(|line| line.split(' ').collect())
         .collect();
     rows.retain(|row| row[2] == "calls.c:44");
-    // The loop's beginning, and its rounds.
+    // The loop's rounds, and its beginning.
     let hits: Vec<&str> = rows.iter().map(|row| row[0]).collect();
     assert_eq!(hits, ["200", "2"], "{answer}");
     for row in rows {

@@ -1,4 +1,4 @@
-//! Warnings of figures that are too low, because the process has discarded patched pages.
+//! Warnings that figures are too low, because the process has discarded patched pages.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -22,8 +22,8 @@ const COMMANDS: [&str; 3] = [
     "watch -probe guarded,free",
 ];
 
-/// What a tool says on standard error if the process discards a page while it is observed.
-fn said(target: &mut Talker, line: &str) -> String {
+/// Returns what a tool prints on standard error if the process discards a page while it is observed.
+fn stderr_of_observer(target: &mut Talker, line: &str) -> String {
     let tool = watched(line, target.pid());
     target.hits();
     target.ask("discard", "discarded");
@@ -40,10 +40,10 @@ fn each_command_warns_of_discarded_patches() {
     for file in fixture_forms("discarding") {
         let mut target = Talker::start(&file);
         for line in COMMANDS {
-            let said = said(&mut target, line);
+            let said = stderr_of_observer(&mut target, line);
             let warning = format!("ocaml-probes: warning: {MESSAGE}\nhint: a new observation ");
             assert_eq!(said.matches(&warning).count(), 1, "{line}: {said}");
-            let said = self::said(&mut target, &format!("{line} -json"));
+            let said = stderr_of_observer(&mut target, &format!("{line} -json"));
             let said: Vec<_> = said.lines().map(object).collect();
             let warning = said.iter().find(|it| it["type"] == "warning").unwrap();
             assert_eq!(warning["kind"], "discarded");
@@ -61,7 +61,7 @@ fn trace_warns_of_discarded_patches_at_once() {
         tool.expect("ready");
         tool.hits();
         tool.ask("discard", "discarded");
-        // The program runs until the warning has come.
+        // The program keeps running until the warning has been printed.
         let stderr = tool.guard().child().stderr.take().unwrap();
         let mut lines = BufReader::new(stderr).lines().map(Result::unwrap);
         let warning = format!("ocaml-probes: warning: {MESSAGE}");

@@ -369,7 +369,7 @@ fn what_is_of_one_process_refuses_follow() {
         ),
         (
             "top -follow -pid 1 -by pid -pair a,b",
-            "-by pid is not possible with both -follow and -pair",
+            "-by pid cannot be combined with both -follow and -pair",
         ),
     ] {
         let refused = run(line);

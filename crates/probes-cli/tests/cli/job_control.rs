@@ -95,13 +95,13 @@ impl Shell {
         self.shown.push(status);
     }
 
-    /// Waits until all processes of the job are stopped and the shell says that the job is. That
-    /// the shell says so is not enough: it sees only its own children, and a grandchild that still
+    /// Waits until all processes of the job are stopped and the shell lists the job as stopped. The
+    /// list is not enough: the shell sees only its own children, and a grandchild that still
     /// runs may read what is typed.
     fn wait_for_stop(&mut self) {
-        self.wait_for_states();
-        // The job may have been continued in the background just before, and the shell may learn late that
-        // it stopped again: both are waited for.
+        self.wait_for_stopped_processes();
+        // The job may have been continued in the background just before, and stopped again. The shell may notice
+        // that late: wait for the processes, and for the shell.
         eventually("the job is stopped", || {
             let before = self.shown.len();
             self.type_line("jobs; echo listed", "listed");
@@ -109,10 +109,10 @@ impl Shell {
             let stopped = listed.iter().any(|line| line.contains("Stopped"));
             stopped.then_some(())
         });
-        self.wait_for_states();
+        self.wait_for_stopped_processes();
     }
 
-    fn wait_for_states(&self) {
+    fn wait_for_stopped_processes(&self) {
         let shell = self.pid.to_string();
         let of_job = |&pid: &i32| stat(pid, SESSION) == shell && stat(pid, GROUP) != shell;
         eventually("the whole job is stopped", || {
@@ -193,7 +193,7 @@ fn job_is_suspended_and_resumed_like_any_other() {
         ] {
             check_same_as_direct(&file, template, |shell, command| {
                 shell.type_line(command, "ready");
-                // More than once, as stale state may remain from the time before.
+                // More than once, because state may remain from the previous time.
                 for _ in 0..3 {
                     shell.suspend();
                     shell.type_line("fg", "");
@@ -247,7 +247,7 @@ fn shell_sees_the_exit_status_of_the_program() {
             shell.talker.send("exit 42");
             shell.wait_for_prompt();
             shell.note_status();
-            // A background job, killed by its number.
+            // A background job, killed by its job number.
             let directory = Scratch::new();
             let log = directory.file("log");
             let line = format!("{command} </dev/zero >'{}' &", log.display());
@@ -265,7 +265,7 @@ fn shell_sees_the_exit_status_of_the_program() {
 
 /// Returns the arguments of `trace` for a program that writes to the file `log` and reads nothing,
 /// so that a hang-up is not mistaken for the end of its input.
-fn ticking(log: &Path) -> String {
+fn ticking_args(log: &Path) -> String {
     format!(
         "-prog {} -disable-all >'{}' 2>&1",
         program("service").display(),
@@ -286,18 +286,18 @@ fn child_of(pid: i32) -> i32 {
     })
 }
 
-fn wait_for_end(pid: i32) {
-    eventually(&format!("process {pid} ends"), || {
+fn wait_for_exit(pid: i32) {
+    eventually(&format!("process {pid} exits"), || {
         matches!(state(pid), None | Some('Z')).then_some(())
     });
 }
 
 #[test]
-fn program_is_informed_when_its_terminal_is_gone() {
+fn program_exits_when_its_terminal_is_gone() {
     let scratch = Scratch::new();
     let log = scratch.file("log");
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");
-    let line = format!("exec {tool} trace -wait {}", ticking(&log));
+    let line = format!("exec {tool} trace -wait {}", ticking_args(&log));
     let mut script = Command::new("script");
     script
         .args(["-qec", &line, "/dev/null"])
@@ -309,8 +309,8 @@ fn program_is_informed_when_its_terminal_is_gone() {
     assert_eq!(stat(tool, SESSION), tool.to_string());
     guard.child().kill().unwrap();
     guard.wait();
-    wait_for_end(program);
-    wait_for_end(tool);
+    wait_for_exit(program);
+    wait_for_exit(tool);
 }
 
 // promise: Launching programs: Without `-wait`, the program runs on in the session of the terminal
@@ -322,7 +322,7 @@ fn program_without_wait_stays_in_the_session() {
     let mut shell = Shell::start();
     shell
         .talker
-        .send(&format!("{tool} trace -v {}", ticking(&log)));
+        .send(&format!("{tool} trace -v {}", ticking_args(&log)));
     shell.note_status();
     assert_eq!(shell.shown.pop().unwrap(), "status 0");
     let said = fs::read_to_string(&log).unwrap();
@@ -331,7 +331,11 @@ fn program_without_wait_stays_in_the_session() {
     let _killed = Orphan(pid);
 
     shell.type_line("jobs; echo listed", "listed");
-    assert_eq!(shell.shown.pop().unwrap(), "listed", "it is no job");
+    assert_eq!(
+        shell.shown.pop().unwrap(),
+        "listed",
+        "it is not a job of the shell"
+    );
     // The program does not receive the signals of these keys, either.
     shell.press(&format!("{INTERRUPT}{QUIT}{SUSPEND}"));
     let before = ticks(&log);

@@ -211,9 +211,9 @@ fn hits_by_stack_are_drawn() {
         ("-svg a.svg", "-svg needs -by stack"),
         (
             "-by stack -interval 1s",
-            "-interval is not possible with -by stack",
+            "-interval cannot be combined with -by stack",
         ),
-        ("-by stack -sites", "-sites is not possible with -by"),
+        ("-by stack -sites", "-sites cannot be combined with -by"),
         ("-by stack,arg0", "stack cannot be combined with other keys"),
         (
             "-by arg0,pid",

@@ -1,4 +1,4 @@
-//! `record` with runtime events that it switches on: in programs that it starts, and in those that run.
+//! `record` with runtime events that it switches on: in programs that it starts, and in running ones.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -10,8 +10,8 @@ use crate::chroot::{ChrootProgram, Isolation, inside, tool_inside};
 use crate::gc::{collect_until_exit, signal, writes_events};
 use crate::support::{command, run};
 
-/// Runs `record -prog` of a program inside the chroot, with what it reads from standard input; returns what it prints
-/// on standard error, and the events of the file.
+/// Runs `record -prog` with a program inside the chroot that reads `words` from standard input; returns what is printed
+/// on standard error, and the events in the file.
 fn record_inside(program: &Path, flags: &str, words: &str) -> (String, Vec<Value>) {
     let scratch = Scratch::new();
     let file = scratch.file("events.json");
@@ -28,14 +28,14 @@ fn record_inside(program: &Path, flags: &str, words: &str) -> (String, Vec<Value
     (said, serde_json::from_str(&text).unwrap())
 }
 
-/// How many events have this name and kind, as Chrome's format calls it.
+/// How many events have this name and kind, the `ph` of Chrome's trace event format.
 fn count(events: &[Value], kind: &str, name: &str) -> usize {
     let found = |event: &&Value| event["ph"] == kind && event["name"] == name;
     events.iter().filter(found).count()
 }
 
-/// How many calls of `Events.round` there are: instants, where their ends cannot be recorded because of what is
-/// mapped near them.
+/// How many calls of `Events.round` there are. A call is an instant if its end cannot be recorded, because of what is
+/// mapped near the function.
 fn calls(events: &[Value]) -> usize {
     count(events, "B", "Events.round") + count(events, "i", "Events.round")
 }
@@ -43,7 +43,7 @@ fn calls(events: &[Value]) -> usize {
 // promise: Time lines: `record -prog -gc` has the runtime events of a program from the first, also of one that exits at once
 //    (2 programs × 2 inputs in each chroot)
 #[test]
-fn events_of_a_program_are_recorded_from_first() {
+fn events_are_recorded_from_the_first() {
     for file in program_forms("ocaml5/events") {
         for words in ["", "work 2 5\n"] {
             let (said, events) = record_inside(&file, "-gc", words);
@@ -58,7 +58,7 @@ fn events_of_a_program_are_recorded_from_first() {
 // promise: Time lines: `record -prog -gc -fn` has the calls and the runtime events of a program, both from the first
 //    (2 programs × 2 inputs in each chroot)
 #[test]
-fn calls_and_events_are_recorded_from_first() {
+fn calls_and_events_are_recorded_from_the_first() {
     for file in program_forms("ocaml5/events") {
         for (words, rounds) in [("", 0), ("work 2 5\n", 20)] {
             let (said, events) = record_inside(&file, "-gc -fn Events.round", words);

@@ -195,7 +195,7 @@ impl Profiler {
         thread.waited_after_last = Duration::ZERO;
         if let Some((key, since)) = thread.still_blocked(&slices) {
             if let Some(recorded) = &mut self.recorded {
-                recorded.waits.waits_still(tid, looked_at);
+                recorded.waits.extend_look(tid, looked_at);
             }
             return Ok(Some((key.clone(), Some(since))));
         }

@@ -3,7 +3,7 @@
 //! ```text
 //! out ├─────────── look ───────┤ in      the wait has the stack that was read while it lasted
 //! out ├──┤ in                            over before it was looked at: unseen; it has the stack of a similar one
-//! out ─ ─ look ├───────┤ look ─ ─ in     records were lost: what is known to be one wait, by looks
+//! out ─ ─ look ├───────┤ look ─ ─ in     records were lost: the part that looks show to be one wait
 //! ```
 
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub(super) struct Waits<L> {
     pub(super) thread_count: usize,
     /// How many records were lost.
     pub(super) lost: u64,
-    /// Before this time, more records may have been lost at any moment.
+    /// Until this time, more records may have been lost at any moment.
     doubtful_until: Duration,
     /// When the clock of the process was last read.
     clock_read: Duration,
@@ -36,14 +36,14 @@ pub(super) struct Waits<L> {
     arrivals: u64,
 }
 
-/// A time that a thread was off the processor.
+/// A period in which a thread was off the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ThreadWait<L> {
     pub(super) tid: i32,
     pub(super) since: Duration,
     pub(super) until: Duration,
     /// Whether `since` and `until` are its true begin and end. Otherwise it is a part of a wait that began before recording, has not
-    /// ended, or had records lost: the length of that wait is not known.
+    /// ended, or during which records were lost: the length of that wait is not known.
     pub(super) is_whole: bool,
     pub(super) cause: Cause,
     /// What the thread was seen to do meanwhile.
@@ -57,7 +57,7 @@ impl<L> ThreadWait<L> {
         self.until.saturating_sub(self.since)
     }
 
-    /// Returns the time before and after the time in which its thread was looked at, the first and the last time.
+    /// Returns how long it lasted before the first look and after the last one; `looks` is the time between these two.
     pub(super) fn outside(&self, looks: Range<Duration>) -> (Duration, Duration) {
         let before = self.until.min(looks.start).saturating_sub(self.since);
         let after = self.until.saturating_sub(self.since.max(looks.end));
@@ -70,15 +70,15 @@ impl<L> ThreadWait<L> {
 pub(super) enum Cause {
     /// It waited.
     Wait,
-    /// It ran, and we stopped it: that is no wait of its own.
+    /// It ran, and we stopped it: it did not wait.
     Stop,
-    /// It began during a stop, and the thread had got a processor during the same stop: either the stop interrupted a
+    /// The period began during a stop in which the thread had got a processor: either the stop interrupted a
     /// wait, or the thread had waited for a processor and was stopped as soon as it had one.
     PerhapsStop,
 }
 
 impl Cause {
-    /// The cause of a time that begins `at` a moment; the thread had last got a processor at `on_since`, if that is recorded.
+    /// The cause of a period that begins at `at`; the thread had last got a processor at `on_since`, if that is recorded.
     fn of(at: Duration, on_since: Option<Duration>, stops: &[Range<Duration>]) -> Cause {
         match stops.iter().find(|stop| stop.contains(&at)) {
             None => Cause::Wait,
@@ -88,7 +88,7 @@ impl Cause {
     }
 }
 
-/// Where a thread is.
+/// Whether a thread is on a processor, and if not, whether it waits for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     OnProcessor,
@@ -116,12 +116,12 @@ struct Thread<L> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SwitchState {
-    /// Switches are recorded since this time, and none was yet.
+    /// Switches have been recorded since this time, and there was none.
     Unknown(Duration),
     On,
-    /// It waits for a processor since then.
+    /// It has waited for a processor since this time.
     Runnable(Duration),
-    /// It waits since then.
+    /// It has waited for something else since this time.
     Off(Duration),
 }
 
@@ -142,12 +142,12 @@ impl<L: Clone> Waits<L> {
     }
 
     /// Returns how long threads were off their processors, waiting for one or for something else, and how often they got one
-    /// again. Waits that last are in it once they were returned.
+    /// again. A wait that lasts is included once [`Waits::lasting`] has returned it.
     pub(super) fn off_and_arrivals(&self) -> (Duration, u64) {
         (self.off, self.arrivals)
     }
 
-    /// From this time on, waits are counted. Nothing was added yet.
+    /// Counts waits from this time on. No record may have been added before.
     pub(super) fn begin_at(&mut self, at: Duration) {
         (self.begun, self.clock_read) = (at, at);
         for thread in self.threads.values_mut() {
@@ -169,7 +169,7 @@ impl<L: Clone> Waits<L> {
         (self.clock_read, self.ran_since) = (at, Duration::ZERO);
     }
 
-    /// Returns how long the process has run since then, as far as threads have left their processors.
+    /// Returns how long the process has run since then. The time of a thread is added when it leaves its processor.
     pub(super) fn ran_since(&self) -> Duration {
         self.ran_since
     }
@@ -187,8 +187,8 @@ impl<L: Clone> Waits<L> {
         thread.looks.add(at, look);
     }
 
-    /// A thread has not run since it was last seen to wait, up to this time.
-    pub(super) fn waits_still(&mut self, tid: i32, at: Duration) {
+    /// Notes that a thread has not run since it was last seen to wait, up to this time.
+    pub(super) fn extend_look(&mut self, tid: i32, at: Duration) {
         if let Some(thread) = self.threads.get_mut(&tid) {
             thread.looks.extend_to(at);
         }
@@ -209,7 +209,7 @@ impl<L: Clone> Waits<L> {
         self.threads.len()
     }
 
-    /// Forgets the threads that are not there.
+    /// Forgets the threads that do not exist any more.
     pub(super) fn retain(&mut self, is_there: impl Fn(i32) -> bool) {
         self.threads.retain(|&tid, _| is_there(tid));
     }
@@ -221,7 +221,7 @@ impl<L: Clone> Waits<L> {
     }
 
     /// Adds the next record; they are given in the order of their times. Returns the wait that it ends. `stops` are the times
-    /// when the process was stopped: those are there that were not over when the record before this one was written.
+    /// when the process was stopped, at least those that were not over when the record before this one was written.
     pub(super) fn add(
         &mut self,
         record: PerfRecord,
@@ -241,7 +241,7 @@ impl<L: Clone> Waits<L> {
             self.threads.remove(&tid);
             return None;
         }
-        // A new one was created by a thread whose switches are recorded.
+        // A new thread was created by a thread whose switches are recorded.
         let thread = self.threads.entry(tid).or_insert_with(|| {
             self.thread_count += 1;
             Thread::in_state(SwitchState::On)
@@ -267,7 +267,7 @@ impl<L: Clone> Waits<L> {
         wait
     }
 
-    /// If records were lost, or may have been, notes that of all threads; returns whether it did.
+    /// If the record says that records were lost, or may have been, marks all threads; returns whether it did.
     fn notes_loss(&mut self, kind: &RecordKind) -> bool {
         match *kind {
             RecordKind::Lost(count) => self.lost = self.lost.saturating_add(count),
@@ -304,7 +304,7 @@ impl<L: Clone> Waits<L> {
         (presence, thread.waits_begun)
     }
 
-    /// Returns the waits that last, up to now. They go on from there.
+    /// Returns the waits that last, up to now. The rest of each is returned later, as a wait that is not whole.
     pub(super) fn lasting(&mut self, now: Duration) -> Vec<ThreadWait<L>> {
         let mut waits = Vec::new();
         for (&tid, thread) in &mut self.threads {
@@ -338,7 +338,7 @@ impl<L: Clone> Thread<L> {
     /// Changes its state, as the next record of it says.
     fn switch(&mut self, record: &PerfRecord, stops: &[Range<Duration>]) {
         let at = record.at;
-        // A thread may have an event twice: of the process, and of the thread that has created it.
+        // A thread may have two events, its own and one inherited from its creator: a switch is recorded twice then.
         let state = match (&record.kind, self.state) {
             (RecordKind::In, _) => SwitchState::On,
             (_, off @ SwitchState::Off(_)) if !self.is_doubtful => off,
@@ -358,7 +358,7 @@ impl<L: Clone> Thread<L> {
         }
     }
 
-    /// Since when it is on a processor, if it is; at least since recording has `begun`.
+    /// Since when it has been on a processor, if it is; since `begun`, when recording began, if that is not recorded.
     fn ran_from(&self, begun: Duration) -> Option<Duration> {
         match self.state {
             SwitchState::On | SwitchState::Unknown(_) => Some(self.on_since.unwrap_or(begun)),
@@ -366,7 +366,7 @@ impl<L: Clone> Thread<L> {
         }
     }
 
-    /// From when until when it is known to have waited, if nothing was recorded since; `None` if it was on a processor, or that is not
+    /// The period in which it is known to have waited, if nothing was recorded since; `None` if it was on a processor, or that is not
     /// known.
     fn waited(&self, now: Duration) -> Option<(Duration, Duration)> {
         let (since, is_unknown) = match self.state {
@@ -379,7 +379,7 @@ impl<L: Clone> Thread<L> {
             // It may have run before it was seen, and after that.
             return seen.map(|look| (look.at.max(since), look.until.min(now)));
         }
-        // One of which nothing is recorded has waited if it was seen to; else it may have waited for a processor.
+        // A thread without records has waited if it was seen to wait; otherwise it may have waited for a processor.
         (seen.is_some() || !is_unknown).then_some((since, now))
     }
 
@@ -451,7 +451,7 @@ mod tests {
         waits.looked(PID, at(15), "read");
         assert!(!waits.is_unseen(PID));
         assert_eq!(add(&mut waits, &[(20, In)]), [(10, Some("read"))]);
-        // The next are not seen, and one of them is about as long.
+        // The next two waits are not seen; the first of them is about as long.
         add(&mut waits, &[(30, Out)]);
         let unseen = waits.add(record(38, In), &[]).unwrap();
         assert_eq!((unseen.seen, unseen.similar), (None, Some("read")));
@@ -470,7 +470,7 @@ mod tests {
         let mut waits = Waits::of_process(PID, at(100));
         waits.add_existing(PID);
         waits.looked(PID, at(101), "read");
-        // What was recorded while others were not yet is ignored.
+        // What was recorded before the switches of all threads were is ignored.
         assert_eq!(
             add(&mut waits, &[(99, In), (150, In)]),
             [(50, Some("read"))]
@@ -517,7 +517,7 @@ mod tests {
         whole(&mut waits, 230, Out);
         waits.looked(PID, at(231), "read");
         whole(&mut waits, 232, Lost(1));
-        waits.waits_still(PID, at(238));
+        waits.extend_look(PID, at(238));
         assert_eq!(whole(&mut waits, 240, In), Some((at(7), false)));
     }
 
@@ -567,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_processor_is_no_wait() {
+    fn waiting_for_a_processor_is_not_a_wait() {
         let mut waits = Waits::of_process(PID, at(0));
         waits.add_existing(PID);
         let records = [(10, Preempted), (20, In), (30, Out), (40, In)];
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn stops_of_threads_that_ran_are_no_waits() {
+    fn stops_of_running_threads_are_not_waits() {
         let mut waits: Waits<()> = Waits::of_process(PID, at(0));
         let stops = [at(100)..at(200)];
         // When it runs again, the stops may be forgotten.
@@ -643,22 +643,22 @@ mod tests {
         let mut waits = Waits::of_process(PID, at(0));
         add(&mut waits, &[(10, Out)]);
         waits.looked(PID, at(12), "read");
-        waits.waits_still(PID, at(27));
+        waits.extend_look(PID, at(27));
         add(&mut waits, &[(15, Lost(2))]);
         assert_eq!(add(&mut waits, &[(30, In)]), [(15, Some("read"))]);
         // It waits again, and what is known of the wait before is not lost.
         add(&mut waits, &[(40, Out)]);
         waits.looked(PID, at(42), "poll");
-        waits.waits_still(PID, at(44));
+        waits.extend_look(PID, at(44));
         let records = [(45, Lost(1)), (50, Out), (60, In)];
         assert_eq!(add(&mut waits, &records), [(2, Some("poll")), (10, None)]);
         // It lasts.
         add(&mut waits, &[(70, Out)]);
         waits.looked(PID, at(71), "read");
         add(&mut waits, &[(75, Lost(1))]);
-        waits.waits_still(PID, at(78));
+        waits.extend_look(PID, at(78));
         assert_eq!(waits.lasting(at(80))[0].time(), at(7));
-        waits.waits_still(PID, at(90));
+        waits.extend_look(PID, at(90));
         assert_eq!(waits.lasting(at(95))[0].time(), at(10));
     }
 
@@ -677,7 +677,7 @@ mod tests {
         // What was seen is known.
         add(&mut waits, &[(100, Out)]);
         waits.looked(PID, at(105), "read");
-        waits.waits_still(PID, at(125));
+        waits.extend_look(PID, at(125));
         let records = [(110, Full(at(140))), (130, In)];
         assert_eq!(add(&mut waits, &records), [(20, Some("read"))]);
     }
@@ -698,11 +698,11 @@ mod tests {
 
     #[test]
     fn looks_come_before_the_records_of_earlier_waits() {
-        // It began before the recording; it has slept again, and was looked at, when it is read that it woke up.
+        // The wait began before the recording. When its end is read, the thread waits again, and was looked at.
         let mut waits = Waits::of_process(PID, at(100));
         waits.add_existing(PID);
         waits.looked(PID, at(101), "poll");
-        waits.waits_still(PID, at(140));
+        waits.extend_look(PID, at(140));
         waits.looked(PID, at(165), "sleep");
         assert_eq!(add(&mut waits, &[(150, In)]), [(50, Some("poll"))]);
         assert_eq!(add(&mut waits, &[(160, Out)]), []);
@@ -720,7 +720,7 @@ mod tests {
     fn looks_may_come_before_records() {
         let mut waits = Waits::of_process(PID, at(0));
         waits.looked(PID, at(20), "read");
-        waits.waits_still(PID, at(25));
+        waits.extend_look(PID, at(25));
         let records = [(10, In), (15, Out), (30, In)];
         assert_eq!(add(&mut waits, &records), [(15, Some("read"))]);
         assert_eq!((waits.thread_count, waits.ran_since()), (1, at(5)));
@@ -732,7 +732,7 @@ mod tests {
         let records = [(10, Out), (20, In), (30, Exited), (40, In), (50, Exited)];
         assert_eq!(add(&mut waits, &records), [(10, None)]);
         assert!(waits.threads.is_empty());
-        assert_eq!(waits.thread_count, 2, "another one has its number");
+        assert_eq!(waits.thread_count, 2, "another thread has its tid");
         let other = PerfRecord {
             pid: 2,
             ..record(60, Out)

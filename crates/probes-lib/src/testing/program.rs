@@ -1,4 +1,4 @@
-//! Generates ELF files and notes: the smallest files that have probes.
+//! Generates probe notes, and the smallest ELF files that contain them.
 
 use std::fs::File;
 use std::io::Write;
@@ -64,11 +64,11 @@ pub(crate) struct ProgramSpec {
     pub(crate) probes: usize,
     pub(crate) text: Vec<u8>,
     pub(crate) text_address: u64,
-    /// How long the text segment claims to be; as long as it is, if `None`.
+    /// The length of the text segment in its program header; that of `text`, if `None`.
     pub(crate) text_len: Option<u64>,
-    /// Symbols that a stripped file does not have, and their addresses.
+    /// Symbols of `.symtab`, which a stripped file does not have, and their addresses.
     pub(crate) symbols: Vec<(String, u64)>,
-    /// Symbols that the file exports.
+    /// Symbols of `.dynsym`, which the file exports, and their addresses.
     pub(crate) exported: Vec<(String, u64)>,
 }
 
@@ -112,7 +112,7 @@ impl ProgramSpec {
         let text_len = self.text_len.unwrap_or(self.text.len() as u64);
         let tables = [&self.symbols, &self.exported].map(|symbols| symbol_table(symbols));
         let mut table_at = text_at + self.text.len() as u64;
-        let table_places = tables.each_ref().map(|parts| {
+        let table_ranges = tables.each_ref().map(|parts| {
             parts.each_ref().map(|part| {
                 table_at += part.len() as u64;
                 (table_at - part.len() as u64, part.len() as u64)
@@ -142,8 +142,8 @@ impl ProgramSpec {
         }
         file.resize(file.len() + 64, 0);
         let probes = self.probes as u64;
-        let [symtab, dynsym] = table_places;
-        let loose = |(at, len)| [0, at, len];
+        let [symtab, dynsym] = table_ranges;
+        let without_address = |(at, len)| [0, at, len];
         let sections: [(&[u8], u32, [u64; 3]); 8] = [
             (
                 b".note.stapsdt\0",
@@ -157,10 +157,10 @@ impl ProgramSpec {
                 3,
                 [0, names_at, ProgramSpec::NAMES.len() as u64],
             ),
-            (b".symtab\0", 2, loose(symtab[0])),
-            (b".strtab\0", 3, loose(symtab[1])),
-            (b".dynsym\0", 11, loose(dynsym[0])),
-            (b".dynstr\0", 3, loose(dynsym[1])),
+            (b".symtab\0", 2, without_address(symtab[0])),
+            (b".strtab\0", 3, without_address(symtab[1])),
+            (b".dynsym\0", 11, without_address(dynsym[0])),
+            (b".dynstr\0", 3, without_address(dynsym[1])),
         ];
         for (label, kind, [address, offset, len]) in sections {
             file.extend((name(label) as u32).to_le_bytes());
@@ -180,7 +180,7 @@ impl ProgramSpec {
     }
 }
 
-/// Returns a symbol table of absolute symbols, and the names; nothing if there are none.
+/// Returns the bytes of a table of absolute symbols, and of its string table; both are empty if there are no symbols.
 fn symbol_table(symbols: &[(String, u64)]) -> [Vec<u8>; 2] {
     if symbols.is_empty() {
         return [Vec::new(), Vec::new()];
@@ -197,7 +197,7 @@ fn symbol_table(symbols: &[(String, u64)]) -> [Vec<u8>; 2] {
     [table, names]
 }
 
-/// A file with these bytes, in memory and without a name.
+/// Returns a memfd that contains these bytes.
 pub(crate) fn memory_file(bytes: &[u8]) -> File {
     let mut file = File::from(memfd_create(c"test", MFdFlags::MFD_CLOEXEC).unwrap());
     file.write_all(bytes).unwrap();

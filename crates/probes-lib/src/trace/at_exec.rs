@@ -8,10 +8,10 @@
 //! PTRACE_EVENT_EXEC             ◀─── is stopped before its first instruction
 //! ```
 //!
-//! If we die here, or this thread ends, the kernel kills the program, which does not run.
+//! If we die here, or this thread ends, the kernel kills the program before it runs.
 //! `Command::spawn` returns the exact error of a failed execve, but blocks until the execve has
-//! succeeded or failed. So it is called in a thread of its own, the spawner. The tracer never reaps: the child
-//! is the spawner's.
+//! succeeded or failed. So it is called in a thread of its own, the spawner. The tracer never reaps the
+//! child: the spawner's `Child` does.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -54,8 +54,8 @@ impl AtExec {
         Stopped::adopt(&self.process).killed_on_drop()
     }
 
-    /// Lets the program run to the first of `places` that its first thread comes to, and stops all its threads there;
-    /// returns which it is. Other threads run meanwhile: the first one may wait for them.
+    /// Lets the program run to the first of `places` that its main thread comes to, and stops all its threads there;
+    /// returns which it is. Other threads run meanwhile: the main thread may wait for them.
     ///
     /// # Errors
     ///
@@ -68,14 +68,14 @@ impl AtExec {
         memory: &ProcessMemory,
         places: &[LiveAddr],
     ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
-        // The first thread is not released: if we die, the kernel kills the process with it.
+        // The main thread is not detached: if we die, the kernel kills it, and the process.
         stopped.keep_only(self.process.pid());
-        self.run_first_to(tracer, memory, places)
+        self.run_main_thread_to(tracer, memory, places)
     }
 
-    /// Lets the first thread, which is stopped, run to the first of `places` that it comes to, and stops all threads
+    /// Lets the main thread, which is stopped, run to the first of `places` that it comes to, and stops all threads
     /// there.
-    fn run_first_to<'s>(
+    fn run_main_thread_to<'s>(
         &'s self,
         tracer: &Tracer<'_>,
         memory: &ProcessMemory,
@@ -88,7 +88,7 @@ impl AtExec {
         Ok((stopped.map_err(failed)?, reached))
     }
 
-    /// Lets the program, whose first thread is stopped at `back`, run from `entry` until it is at `back` again. Other
+    /// Lets the program, whose main thread is stopped at `back`, run from `entry` until it is at `back` again. Other
     /// threads stay stopped.
     ///
     /// # Errors
@@ -104,9 +104,9 @@ impl AtExec {
     ) -> Result<Stopped<'s>, NotReached> {
         let failed = |errno: Errno| NotReached::Failed(errno.into());
         ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
-        // Not released: it must not run untraced.
+        // Not detached: the program must not run untraced.
         stopped.keep_stopped();
-        let (stopped, _) = self.run_first_to(tracer, memory, &[back])?;
+        let (stopped, _) = self.run_main_thread_to(tracer, memory, &[back])?;
         Ok(stopped)
     }
 
@@ -119,7 +119,7 @@ impl AtExec {
 /// The child of a launch. Dropping it kills and reaps the child, unless it was taken.
 ///
 /// It has to outlive the thread that traces the child: a process cannot be reaped while threads of it that have
-/// exited are traced, and the kernel lets go of these when their tracer ends.
+/// exited are traced, and the kernel detaches these when their tracer exits.
 #[derive(Default)]
 pub(crate) struct SpawnedChild(Option<Child>);
 
@@ -143,7 +143,7 @@ impl Drop for SpawnedChild {
     }
 }
 
-/// Kills and reaps a child; returns how it exited, which may have been before.
+/// Kills and reaps a child; returns its exit status. It may have exited before it is killed.
 pub(crate) fn kill_and_reap(child: &mut Child) -> Option<ExitStatus> {
     let _ = child.kill();
     child.wait().ok()
@@ -227,7 +227,7 @@ pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut pipes: TracerPipes) -> Resu
             TraceeState::Running => {
                 tracer.wait_for_event();
             }
-            // A signal on its way to the child: from the terminal, perhaps.
+            // A signal to the child, perhaps from the terminal.
             TraceeState::Signal(signal) => ptrace::resume(pid, signal),
             // Stopped, from the terminal perhaps, until it receives SIGCONT.
             TraceeState::GroupStopped => {

@@ -9,18 +9,18 @@ use super::tables::{CallerValue, Cfa, DwarfExpression, UnwindRow};
 use crate::address::LiveAddr;
 
 /// If the table says that a register is saved fewer than this many bytes below the stack pointer, it was popped already:
-/// the frame has the value of its caller.
+/// the register of this frame has the caller's value.
 const MAX_POPPED: u64 = 64;
 
-/// The most operations of an expression that are executed.
+/// The maximum number of operations of an expression that are executed.
 const MAX_OPERATIONS: u32 = 1000;
 
 /// Replaces the registers of a frame by those of its caller. `within` is an address within the current instruction of
-/// the frame, which errors name; `cfa`, if given, is the CFA, instead of what the row says.
+/// the frame, which errors name; `cfa`, if given, is used instead of the CFA of the row.
 ///
 /// # Errors
 ///
-/// Why it has no caller, or none that can be found. The registers are as they were.
+/// If it has no caller, or none that can be found. The registers are unchanged.
 pub(super) fn step(
     row: &UnwindRow,
     registers: &mut FrameRegisters,
@@ -60,7 +60,7 @@ pub(super) fn step(
         caller.set(*register, value);
     }
     if ip == 0 {
-        // This frame was not found right; or the stack of a coroutine begins here.
+        // This frame is wrong, or the stack of a coroutine begins here.
         return Err(StackEnd::UnknownCode(LiveAddr(0)));
     }
     if ip == registers.ip && caller.get(RSP) == registers.get(RSP) {
@@ -147,7 +147,7 @@ mod tests {
     use super::super::tables::CallerValue;
     use super::*;
 
-    /// Each word is 0.
+    /// Memory in which each word is 0.
     struct Zeros;
 
     impl StackMemory for Zeros {

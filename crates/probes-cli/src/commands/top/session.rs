@@ -17,13 +17,13 @@ use crate::signals::TerminationSignals;
 /// Counts in a process, and switches its probes. Dropping it undoes everything, also in a panic.
 pub(super) struct Session {
     target: Target,
-    /// `None` once it is forgotten. If it was removed, removing it again does nothing.
+    /// `None` once it is forgotten. Removing an observation that was removed does nothing.
     observer: Option<Observer>,
     /// The updates that have switched a probe and are still to be undone, in the order they were made.
     switched: Vec<Hold>,
 }
 
-/// The figures of a process from the beginning.
+/// The figures of a process since it was first observed.
 pub(super) struct Reading {
     pub(super) counts: Counts,
     /// Of each pair.
@@ -31,7 +31,7 @@ pub(super) struct Reading {
 }
 
 impl Session {
-    /// Begins to observe.
+    /// Installs an observation.
     pub(super) fn begin(
         target: &Target,
         observation: &Observation,
@@ -79,7 +79,7 @@ impl Session {
         })
     }
 
-    /// What it misses, as far as is known.
+    /// What the observation misses, as far as is known.
     pub(super) fn gaps(&self) -> Option<Gaps> {
         self.observer.as_ref().map(Gaps::of)
     }
@@ -99,7 +99,7 @@ impl Session {
             was != is && (is > was) != on
         });
         if let Some(earlier) = earlier {
-            // Undoing does not fail for a breakpoint at a site, for example; switching the probe does.
+            // Checked, because undoing succeeds where switching the probe would fail: at a breakpoint, for example.
             self.target.check(&actions, Options::default())?;
             let undone = self.switched[earlier].release(Options::default())?;
             self.switched.remove(earlier);
@@ -112,7 +112,7 @@ impl Session {
     }
 
     /// Undoes the switches of probes, the last one first; returns the names of the probes.
-    pub(super) fn switch_back(
+    pub(super) fn undo_switches(
         &mut self,
         signals: &TerminationSignals,
         messages: &Messages,
@@ -135,7 +135,7 @@ impl Session {
         outcome.map(|()| names)
     }
 
-    /// Removes the observation; returns how many bytes stay mapped. Names processes that were forked and could not be
+    /// Removes the observation; returns how many bytes stay mapped. Warns of forked processes that could not be
     /// restored.
     pub(super) fn remove(
         &mut self,
