@@ -71,8 +71,10 @@ pub enum CheckKind {
     Seccomp,
     /// Limits of the memory that the process may map.
     MemoryLimit,
-    /// Whether some object of the process has a code cave for the system calls that an observation injects.
-    CodeRoom,
+    /// Whether some object of the process has a code cave for the system calls that an observation injects. Its name is
+    /// `code_room`.
+    #[strum(serialize = "code_room")]
+    CodeCave,
     /// `proc_mem.force_override`: whether code may be written through /proc without ptrace.
     ForceOverride,
     /// Whether the time stamp counter has one rate in all states of the processors.
@@ -105,7 +107,7 @@ pub enum CheckKind {
 }
 
 impl CheckKind {
-    /// Returns its name: the variant in snake case.
+    /// Returns its name: the variant in snake case, except `code_room`.
     pub fn name(self) -> &'static str {
         self.into()
     }

@@ -181,8 +181,8 @@ struct Armed {
     event: Option<CallHook>,
     calls: Vec<Call>,
     writes: usize,
-    failed: Option<FailedCall>,
-    all_failed: Vec<Call>,
+    first_failed: Option<FailedCall>,
+    failed_calls: Vec<Call>,
     /// A write was cut short: the next call of its kind is the one that fails.
     cut: Option<Call>,
 }
@@ -202,14 +202,14 @@ pub struct FaultRecord {
     /// All calls, in order.
     pub calls: Vec<Call>,
     /// The first that was made to fail, if any was.
-    pub failed: Option<FailedCall>,
+    pub first_failed: Option<FailedCall>,
     /// All that were made to fail, in order.
-    pub all_failed: Vec<Call>,
+    pub failed_calls: Vec<Call>,
 }
 
 impl fmt::Display for FaultRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.failed {
+        match self.first_failed {
             Some(FailedCall { call, errno }) => {
                 write!(f, "{call:?} failed with {}", Errno::from_raw(errno))
             }
@@ -262,8 +262,8 @@ pub fn disarm() -> FaultRecord {
     let armed = lock().take().unwrap_or_default();
     FaultRecord {
         calls: armed.calls,
-        failed: armed.failed,
-        all_failed: armed.all_failed,
+        first_failed: armed.first_failed,
+        failed_calls: armed.failed_calls,
     }
 }
 
@@ -307,7 +307,7 @@ impl Armed {
             Fault::Error(errno) => errno,
             Fault::OneOf(index) => match call.errors().get(index) {
                 Some(&errno) => errno,
-                None if self.failed.is_some() => call.errors()[0],
+                None if self.first_failed.is_some() => call.errors()[0],
                 None => {
                     // This call has fewer errors than that, and no later call is to fail instead.
                     self.script = None;
@@ -315,8 +315,8 @@ impl Armed {
                 }
             },
         };
-        self.all_failed.push(call);
-        self.failed.get_or_insert(FailedCall {
+        self.failed_calls.push(call);
+        self.first_failed.get_or_insert(FailedCall {
             call,
             errno: errno as i32,
         });

@@ -79,7 +79,7 @@ impl Round<'_> {
             }
         );
         let kind = self.check_outcome(&before, result, &what);
-        if record.failed.is_some() {
+        if record.first_failed.is_some() {
             case.count(format!("calls failed: {kind}"));
         }
         record
@@ -189,7 +189,7 @@ fn sweep(case: &mut Case, subject: &mut Subject, activity: Activity, action: Act
                 };
                 // In the short form, only the first error is tried if all later calls fail too or if a
                 // write is cut short.
-                if record.failed.is_none()
+                if record.first_failed.is_none()
                     || !(case.is_long() || matches!(fault, "error" | "errors-write"))
                 {
                     break;

@@ -1,4 +1,4 @@
-//! Observers of functions that end with a return of one byte, each right before the next (fixture `wrappers`), are
+//! Observers of functions that end with a return of one byte, each right before the next (fixture `externals`), are
 //! killed: before each of their system calls, and at any moment while threads and a signal handler call these
 //! functions. The functions return what they should (the program checks it), the next observer times every call, and
 //! nothing is left.
@@ -66,7 +66,7 @@ fn killed_observers_of_wrappers_lose_no_call() {
     let mut case = Case::begin("observer of wrappers killed before each call", 4);
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
-        for (file, fault) in fixture_forms("wrappers")
+        for (file, fault) in fixture_forms("externals")
             .into_iter()
             .zip(["kill", "kill-write"])
         {
@@ -115,7 +115,7 @@ fn wrappers_work_when_observers_are_killed() {
     let each = case.part_of(KILLS).div_ceil(2);
     let mut rounds = 0;
     while case.has_another_round(rounds, 1) {
-        for file in fixture_forms("wrappers") {
+        for file in fixture_forms("externals") {
             // At the same priority as threads that never pause, the tool would get only as much CPU time as one of
             // them.
             let mut talker = Talker::spawn(Command::new("nice").args(["-n", "5", "--"]).arg(&file));

@@ -62,8 +62,8 @@ fn launch(
             // tracer exits, unless a later call has resumed it.
             assert!(
                 status.success()
-                    || record.all_failed.contains(&Call::Restart)
-                    || record.all_failed.contains(&Call::Detach),
+                    || record.failed_calls.contains(&Call::Restart)
+                    || record.failed_calls.contains(&Call::Detach),
                 "{what}: {status}"
             );
             assert_eq!(has_run(&output, &what), status.success(), "{what}");
@@ -110,7 +110,7 @@ fn failed_launch_leaves_no_program_with_probes_unset() {
                             "error" | "errors" => record.calls.len(),
                             _ => record.calls.iter().filter(|call| call.is_write()).count(),
                         };
-                        if record.failed.is_none() {
+                        if record.first_failed.is_none() {
                             break;
                         }
                     }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program, program_forms};
 
-use crate::count_functions::observing;
+use crate::count_functions::start_observing;
 use crate::hist::{Values, assert_exact};
 use crate::support::{is_observed, object, run};
 
@@ -13,7 +13,7 @@ fn observed(
     (name, flags): (&str, &str),
     (command, word): (&str, &str),
 ) -> Value {
-    let tool = observing(name, &format!("-json {flags}"), target.pid());
+    let tool = start_observing(name, &format!("-json {flags}"), target.pid());
     target.ask(command, word);
     let json = object(&tool.end().answer());
     assert!(!is_observed(target.pid()));
@@ -119,7 +119,7 @@ fn returns_are_watched_by_results() {
     for file in program_forms("calls") {
         let mut target = Talker::start(&file);
         let flags = "-json -fn Calls.deep,Calls.raises -where retval>=6";
-        let tool = observing("watch", flags, target.pid());
+        let tool = start_observing("watch", flags, target.pid());
         target.ask("run 1 7", "calls");
         let run = tool.end();
         let lines: Vec<Value> = run.stdout.lines().map(object).collect();
@@ -144,7 +144,7 @@ fn untyped_results_are_explained() {
         ("count -fn Calls.raises -where len(arg0)==1", arguments),
     ] {
         let (command, flags) = asked.split_once(' ').unwrap();
-        let tool = observing(command, flags, target.pid());
+        let tool = start_observing(command, flags, target.pid());
         target.ask("run 1 6", "calls");
         let run = tool.end();
         assert!(run.stderr.contains(why), "{asked}: {run:?}");
@@ -229,7 +229,7 @@ fn calls_are_chosen_by_their_times() {
                 ("elapsed>80ms&&arg0<3000000", 0),
             ] {
                 let flags = format!("-fn lasts -where {times}{way}");
-                let tool = observing("latency", &format!("-json {flags}"), target.pid());
+                let tool = start_observing("latency", &format!("-json {flags}"), target.pid());
                 target.ask("last 2 100000", "lasted");
                 target.ask("last 7 20", "lasted");
                 let json = object(&tool.end().answer());
@@ -240,7 +240,7 @@ fn calls_are_chosen_by_their_times() {
         }
         // The same for calls that are shown one by one.
         let flags = "-json -over 1ms -fn lasts -where elapsed<80ms";
-        let tool = observing("latency", flags, target.pid());
+        let tool = start_observing("latency", flags, target.pid());
         target.ask("last 2 100000", "lasted");
         target.ask("last 3 2000", "lasted");
         let run = tool.end();

@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use test_support::{Scratch, Talker, eventually, program, program_forms};
 
-use crate::count::{end, observing};
+use crate::count::{end, start_observing};
 use crate::support::{Run, command, run, run_command};
 
 /// Runs a command until the process could be stopped in time.
@@ -84,7 +84,7 @@ fn closures_that_will_be_refused_are_warned_of() {
 fn accepted_closures_give_no_warning() {
     for file in program_forms("closures/within") {
         let talker = Talker::start(&file);
-        let tool = observing("count", talker.pid());
+        let tool = start_observing("count", talker.pid());
         assert_eq!(digest_of(talker.pid()), "of_file");
         end(tool, Signal::SIGINT);
         let mut trace = command(["trace", "-wait", "-json", "-enable-all", "-prog"]);

@@ -18,23 +18,23 @@ use crate::support::{both_forms, command, image, is_observed, object, run, state
 
 /// Starts the tool, and waits until it counts.
 fn counting(line: &str, pid: i32) -> Talker {
-    observing(&format!("count {line}"), pid)
+    start_observing(&format!("count {line}"), pid)
 }
 
 /// Starts the tool, and waits until it observes a process.
-pub(crate) fn observing(line: &str, pid: i32) -> Talker {
-    observing_with(line.split(' '), pid)
+pub(crate) fn start_observing(line: &str, pid: i32) -> Talker {
+    start_observing_with(line.split(' '), pid)
 }
 
-/// Same as [`observing`], with arguments that may contain spaces.
-pub(crate) fn observing_with<W: AsRef<OsStr>>(
+/// Same as [`start_observing`], with arguments that may contain spaces.
+pub(crate) fn start_observing_with<W: AsRef<OsStr>>(
     words: impl IntoIterator<Item = W>,
     pid: i32,
 ) -> Talker {
-    observing_with_command(&mut command(words), pid)
+    start_observing_with_command(&mut command(words), pid)
 }
 
-fn observing_with_command(tool: &mut Command, pid: i32) -> Talker {
+fn start_observing_with_command(tool: &mut Command, pid: i32) -> Talker {
     let mut tool = Talker::spawn(tool.args(["-pid", &pid.to_string()]));
     // Sites are patched last, after memory is mapped: once `info` reports them, the tool observes.
     eventually("its sites are observed", || {
@@ -341,7 +341,7 @@ fn interrupt_ending_the_process_prints_the_last_values() {
             let mut target = Talker::start_job(&file);
             let pid = target.pid();
             let words = ["count", "-quiet", "-interval", "1ms"];
-            let mut tool = observing_with_command(command(words).process_group(pid), pid);
+            let mut tool = start_observing_with_command(command(words).process_group(pid), pid);
             target.hits();
             while !tool.line().unwrap().contains(" 3 ") {}
             killpg(Pid::from_raw(pid), Signal::SIGINT).unwrap();
@@ -458,7 +458,7 @@ fn memory_that_stays_mapped_is_reported() {
         let mut target = Talker::start_with(&file, ["later"]);
         let pid = target.pid();
         let mut count = command(["count", "-probe", "ping"]);
-        let mut tool = observing_with_command(count.stderr(Stdio::piped()), pid);
+        let mut tool = start_observing_with_command(count.stderr(Stdio::piped()), pid);
         target.ask("forbid", "forbidden");
         target.hits();
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
@@ -488,7 +488,7 @@ fn removal_is_retried_until_the_process_can_stop() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let mut count = command(["count", "-verbose", "-probe", "ping"]);
-        let mut tool = observing_with_command(count.stderr(Stdio::piped()), pid);
+        let mut tool = start_observing_with_command(count.stderr(Stdio::piped()), pid);
         target.hits();
         target.vfork();
         kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
@@ -512,7 +512,7 @@ fn failed_removal_is_reported_with_the_last_values() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let mut count = command("count -verbose -interval 1ms -probe ping".split(' '));
-        let mut tool = observing_with_command(count.stderr(Stdio::piped()), pid);
+        let mut tool = start_observing_with_command(count.stderr(Stdio::piped()), pid);
         target.hits();
         while !tool.line().unwrap().contains(" 3 ") {}
         target.vfork();

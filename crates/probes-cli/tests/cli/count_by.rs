@@ -464,7 +464,7 @@ fn keys_of_killed_tool_are_removed() {
 
 // promise: Functions: `count -by` at code without free registers has each call as one of its key, or as untyped (2 programs, 4 threads)
 #[test]
-fn calls_behind_a_lock_have_keys() {
+fn calls_without_free_registers_have_keys() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
         let flags = "-fn scales -by caller,1500+arg0-arg0,tid -where arg0==arg0 -json";

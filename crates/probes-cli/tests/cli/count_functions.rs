@@ -15,29 +15,34 @@ use test_support::{
 use crate::support::{Run, command, is_observed, object, run, run_command};
 
 /// The tool, while it observes functions.
-pub(crate) struct Observing {
+pub(crate) struct ObservingTool {
     tool: Talker,
     errors: BufReader<ChildStderr>,
 }
 
 /// Starts `count`, and waits until it counts.
-pub(crate) fn counting(flags: &str, pid: i32) -> Observing {
-    observing("count", flags, pid)
+pub(crate) fn counting(flags: &str, pid: i32) -> ObservingTool {
+    start_observing("count", flags, pid)
 }
 
 /// Starts a command, and waits until it observes.
-pub(crate) fn observing(name: &str, flags: &str, pid: i32) -> Observing {
-    observing_several(name, flags, pid, 1)
+pub(crate) fn start_observing(name: &str, flags: &str, pid: i32) -> ObservingTool {
+    start_observing_several(name, flags, pid, 1)
 }
 
-/// Same as [`observing`], with `many` processes, of which `pid` is one.
-pub(crate) fn observing_several(name: &str, flags: &str, pid: i32, many: usize) -> Observing {
+/// Same as [`start_observing`], with `many` processes, of which `pid` is one.
+pub(crate) fn start_observing_several(
+    name: &str,
+    flags: &str,
+    pid: i32,
+    many: usize,
+) -> ObservingTool {
     let mut command = command([name, "-pid", &pid.to_string()]);
-    observing_by(command.args(flags.split(' ')), many)
+    start_observing_by(command.args(flags.split(' ')), many)
 }
 
-/// Same as [`observing_several`], with a command that the caller has made.
-pub(crate) fn observing_by(command: &mut Command, many: usize) -> Observing {
+/// Same as [`start_observing_several`], with a command that the caller has made.
+pub(crate) fn start_observing_by(command: &mut Command, many: usize) -> ObservingTool {
     let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
     let mut errors = BufReader::new(stderr);
@@ -48,10 +53,10 @@ pub(crate) fn observing_by(command: &mut Command, many: usize) -> Observing {
             "{command:?}: {said}"
         );
     }
-    Observing { tool, errors }
+    ObservingTool { tool, errors }
 }
 
-impl Observing {
+impl ObservingTool {
     /// Kills it, so that what it has installed stays.
     pub(crate) fn kill(mut self) {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGKILL).unwrap();
@@ -447,7 +452,7 @@ fn copying_stacks_kills_no_program() {
         ] {
             for line in ["bursts 40 400", "coroutine 500"] {
                 let mut target = Talker::start(&file);
-                let tool = observing(name, flags, target.pid());
+                let tool = start_observing(name, flags, target.pid());
                 target.ask(line, "done");
                 tool.kill();
             }

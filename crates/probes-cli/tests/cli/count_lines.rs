@@ -6,7 +6,7 @@ use std::process::Command;
 
 use test_support::{Scratch, Talker, fixture, fixture_forms, program, program_forms};
 
-use crate::count_functions::{calls, counting, function, observing};
+use crate::count_functions::{calls, counting, function, start_observing};
 use crate::support::{object, run, run_on};
 
 // promise: Functions: Executions of a source line, of OCaml and of C, are counted to the last one (2 of each)
@@ -74,7 +74,7 @@ fn x87_results_are_kept() {
             ("count", format!("-fn owners.c:{line}")),
             ("latency", "-fn passed_on".to_owned()),
         ] {
-            let tool = observing(name, &flags, target.pid());
+            let tool = start_observing(name, &flags, target.pid());
             // The program exits if a result is wrong.
             target.ask("threads 2 5000", "done");
             let answer = tool.end().answer();

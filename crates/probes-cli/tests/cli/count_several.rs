@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use test_support::{Talker, program_forms};
 
-use crate::count_functions::observing_several;
+use crate::count_functions::start_observing_several;
 use crate::support::{is_observed, object, run};
 
 /// `-pid` flags for all these processes but the first.
@@ -93,7 +93,7 @@ fn calls_of_several_processes_add_up() {
             "{way}-json -fn Calls.leaf,Calls.raises{}",
             other_pid_flags(&targets)
         );
-        let tool = observing_several("count", &flags, pids[0], 3);
+        let tool = start_observing_several("count", &flags, pids[0], 3);
         run_all(&mut targets);
         let json = object(&tool.end().answer());
         assert_eq!(hits(&json), expected, "{flags}");
@@ -145,7 +145,7 @@ fn exited_and_missing_processes_keep_others_counted() {
         "-by pid -json -fn Calls.raises{} -pid 4194305",
         other_pid_flags(&targets)
     );
-    let tool = observing_several("count", &flags, pids[0], 3);
+    let tool = start_observing_several("count", &flags, pids[0], 3);
     run_all(&mut targets);
     // The last reading before its exit may have seen none, some or all of its hits.
     let mut gone = targets.remove(1);
@@ -201,9 +201,9 @@ fn next_count_replaces_orphaned_observations() {
     let mut targets = targets("calls");
     let flags = format!("-json -fn Calls.raises{}", other_pid_flags(&targets));
     let pid = targets[0].pid();
-    observing_several("count", &flags, pid, 3).kill();
+    start_observing_several("count", &flags, pid, 3).kill();
     run_all(&mut targets);
-    let tool = observing_several("count", &flags, pid, 3);
+    let tool = start_observing_several("count", &flags, pid, 3);
     run_all(&mut targets);
     let json = object(&tool.end().answer());
     assert_eq!(hits(&json)["\"Calls.raises\""], 1200);

@@ -226,7 +226,7 @@ fn words_of_c_functions_are_filtered() {
                 "{expression}"
             );
         }
-        // Registers are saved behind a lock: what finds it taken is untyped.
+        // Registers are saved under a lock: what finds it taken is untyped.
         for expression in ["arg0==arg0", "(arg0+1)*(arg0+2)==arg0*arg0+3*arg0+2"] {
             let tool = counting(&format!("-fn scales -where {expression}"), pid);
             target.ask("pass 4 2000", "passed");

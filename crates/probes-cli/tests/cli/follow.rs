@@ -13,7 +13,7 @@ use nix::unistd::{Pid, geteuid};
 use test_support::process::{self, status};
 use test_support::{Guard, Talker, as_nobody, eventually, fixture, fixture_forms, program_forms};
 
-use crate::count::{end, observing};
+use crate::count::{end, start_observing};
 use crate::support::{Directory, command, is_observed, object, run, started_by, states};
 
 const ON: &str = "ping enabled\npong enabled\n";
@@ -151,7 +151,7 @@ fn followed_process_is_observed_and_updated() {
         let mut talker = Talker::start(&family);
         let pid = talker.pid();
         let mut following = Following::attach(pid);
-        let count = observing("count -quiet", pid);
+        let count = start_observing("count -quiet", pid);
         talker.hits();
         for line in ["fork", "clone"] {
             assert_eq!(talker.ask(line, "child"), "child hits ping=3 pong=1");
@@ -173,7 +173,7 @@ fn followed_process_is_observed_and_updated() {
         assert!(!is_observed(pid));
 
         for line in ["watch -probe ping", "latency -pair ping,pong"] {
-            let tool = observing(&format!("{line} -quiet -for 1h"), pid);
+            let tool = start_observing(&format!("{line} -quiet -for 1h"), pid);
             talker.hits();
             assert!(!end(tool, Signal::SIGTERM).is_empty(), "{line}");
         }
@@ -181,7 +181,7 @@ fn followed_process_is_observed_and_updated() {
         assert_eq!(states(pid), "ping disabled\npong enabled\n");
 
         // An exec is followed while the process is observed, which ends the observation.
-        let count = observing("count -quiet", pid);
+        let count = start_observing("count -quiet", pid);
         talker.ask(&format!("exec {}", program.display()), "ready");
         assert_eq!(first_round(&mut talker), 4);
         drop(count);
@@ -501,7 +501,7 @@ fn observation_outlives_its_follower() {
         let pid = talker.pid();
         for signal in [Signal::SIGKILL, Signal::SIGTERM] {
             let mut following = Following::attach(pid);
-            let count = observing("count -quiet", pid);
+            let count = start_observing("count -quiet", pid);
             kill(Pid::from_raw(following.0.pid()), signal).unwrap();
             following.0.guard().wait();
             talker.hits();

@@ -9,7 +9,7 @@ use test_support::process::children;
 use test_support::tmux::Terminal;
 use test_support::{Talker, eventually, fixture_forms, program_forms};
 
-use crate::count_functions::{Observing, observing, observing_several};
+use crate::count_functions::{ObservingTool, start_observing, start_observing_several};
 use crate::support::{is_observed, run};
 
 /// The number before a name in plain output; if it has several lines for the name, their sum.
@@ -21,7 +21,7 @@ fn hits(plain: &str, name: &str) -> u64 {
 }
 
 /// Ends a tool, and returns what it has printed, and said.
-fn answer(tool: Observing) -> (String, String) {
+fn answer(tool: ObservingTool) -> (String, String) {
     let done = tool.end();
     assert_eq!(done.code, Some(0), "{}", done.stderr);
     (done.stdout, done.stderr)
@@ -42,7 +42,7 @@ fn calls_in_short_lived_children_are_counted() {
         .flat_map(fixture_forms)
     {
         let mut target = Talker::start(&file);
-        let tool = observing("count", "-follow -fn outer,leaf,half", target.pid());
+        let tool = start_observing("count", "-follow -fn outer,leaf,half", target.pid());
         target.ask("forks 6 20000", "done 140000");
         target.ask("forks 30 500", "done 155500");
         let (counted, said) = answer(tool);
@@ -57,7 +57,7 @@ fn calls_in_short_lived_children_are_counted() {
     }
     for file in program_forms("calls") {
         let mut target = Talker::start(&file);
-        let tool = observing("count", "-follow -fn Calls.*,caml_*", target.pid());
+        let tool = start_observing("count", "-follow -fn Calls.*,caml_*", target.pid());
         target.send("forks 4 20000");
         let own = target.line().unwrap();
         let (counted, _) = answer(tool);
@@ -84,7 +84,7 @@ fn existing_children_are_observed_separately() {
         let parent = target.pid();
         let child = fork(&mut target);
         let flags = "-follow -by pid -probe ping";
-        let tool = observing_several("count", flags, parent, 2);
+        let tool = start_observing_several("count", flags, parent, 2);
         target.ask("run", "hits ");
         target.ask("run", "hits ");
         let (counted, _) = answer(tool);
@@ -112,7 +112,7 @@ fn later_children_are_restored_in_the_end() {
             ("watch", "-follow -probe ping"),
         ] {
             let mut target = Talker::start(&file);
-            let tool = observing(name, flags, target.pid());
+            let tool = start_observing(name, flags, target.pid());
             target.ask("run", "hits ");
             let child = fork(&mut target);
             target.ask("run", "hits ");
@@ -143,7 +143,7 @@ fn later_children_are_restored_in_the_end() {
 }
 
 /// Makes a process obey until a tool ends by itself; returns what that has printed.
-fn obeyed_until_end(target: &mut Talker, line: &str, answer: &str, tool: Observing) -> String {
+fn obeyed_until_end(target: &mut Talker, line: &str, answer: &str, tool: ObservingTool) -> String {
     let ended = thread::spawn(move || tool.until_end());
     eventually("the tool has seen enough", || {
         target.ask(line, answer);
@@ -161,7 +161,7 @@ fn strings_of_later_children_are_read() {
     for file in fixture_forms("forker") {
         let mut target = Talker::start(&file);
         let asked = format!("{flags} -fn fixture_command -where str(arg0)==\"later\"");
-        let tool = observing("watch", &asked, target.pid());
+        let tool = start_observing("watch", &asked, target.pid());
         fork(&mut target);
         let shown = obeyed_until_end(&mut target, "later", "unknown command", tool);
         assert_eq!(shown.lines().count(), 1, "{shown}");
@@ -170,7 +170,7 @@ fn strings_of_later_children_are_read() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
         let asked = format!("{flags} -probe strings -where str(arg3)^=\"01234\"");
-        let tool = observing("watch", &asked, target.pid());
+        let tool = start_observing("watch", &asked, target.pid());
         target.ask("child", "done");
         let shown = obeyed_until_end(&mut target, "hit strings 1", "done", tool);
         let begins = "empty=\"\" hello=\"hello\" word=\"8 bytes.\" sixty_four=\"0123";
@@ -184,7 +184,7 @@ fn strings_of_later_children_are_read() {
 fn children_of_a_killed_parent_are_observed() {
     for file in fixture_forms("forker") {
         let mut target = Talker::start(&file);
-        let mut tool = observing("count", "-follow -probe ping -interval 20ms", target.pid());
+        let mut tool = start_observing("count", "-follow -probe ping -interval 20ms", target.pid());
         let child = fork(&mut target);
         target.ask("run", "hits ");
         // Its hits have been read, and it was looked for several times.
@@ -208,7 +208,7 @@ fn child_with_a_reused_pid_is_observed() {
     let [file, _] = fixture_forms("forker");
     let mut target = Talker::start(&file);
     let flags = "-follow -pair ping,pong -interval 20ms";
-    let mut tool = observing("latency", flags, target.pid());
+    let mut tool = start_observing("latency", flags, target.pid());
     let pid = fork(&mut target);
     tool.expect_said(&format!("{pid}: stopped "));
     target.ask("quit", "forked");
@@ -244,7 +244,7 @@ fn daemons_are_counted_and_restored() {
         for first_process_leaves in [false, true] {
             let mut target = Talker::start(&file);
             let flags = "-follow -probe ping -interval 20ms";
-            let mut tool = observing("count", flags, target.pid());
+            let mut tool = start_observing("count", flags, target.pid());
             target.ask("run", "hits ");
             // What is not read before a process exits is lost, and said to be.
             while !tool.line().unwrap().contains(" 3 ") {}
@@ -285,7 +285,7 @@ fn later_children_are_timed_once_found() {
         let said = run(&line).stderr;
         let note = "those of processes that exit before are missing";
         assert!(said.contains(note), "{said}");
-        let mut tool = observing("latency", "-follow -pair ping,pong -by pid", parent);
+        let mut tool = start_observing("latency", "-follow -pair ping,pong -by pid", parent);
         let child = fork(&mut target);
         tool.expect_said(&format!(
             "ocaml-probes: warning: {child}: process {parent} has forked process {child}, which is observed from now on: \
@@ -334,7 +334,7 @@ fn top_shows_hits_of_children() {
 fn remains_of_killed_tool_with_follow_are_removed() {
     for file in fixture_forms("forker") {
         let mut target = Talker::start(&file);
-        let tool = observing("count", "-follow", target.pid());
+        let tool = start_observing("count", "-follow", target.pid());
         let child = fork(&mut target);
         tool.kill();
         target.ask("run", "hits ");

@@ -12,7 +12,7 @@ use test_support::{
     Scratch, Talker, as_ordinary_user, eventually, fixture, program, program_forms,
 };
 
-use crate::count_functions::observing;
+use crate::count_functions::start_observing;
 use crate::support::{
     Directory, blocks_termination, command, object, run, run_command, run_with_input,
 };
@@ -32,7 +32,7 @@ fn ocaml_4_is_shown_by_functions() {
     }
     for file in program_forms("calls") {
         let mut target = Talker::start(&file);
-        let tool = observing("gc", "-json -interval 20ms", target.pid());
+        let tool = start_observing("gc", "-json -interval 20ms", target.pid());
         target.ask("run 4 200000", "calls");
         let ended = tool.end();
         let last = object(ended.stdout.lines().last().unwrap());
@@ -106,7 +106,7 @@ fn partly_seen_pauses_are_reported() {
     let why = "the process is in a pause that began before the observation and has not ended: it is left out";
     assert!(during.stderr.contains(why), "{during:?}");
     assert!(during.stdout.starts_with("all count 0 "), "{during:?}");
-    let tool = observing("gc", "-json", pid);
+    let tool = start_observing("gc", "-json", pid);
     target.ask("end", "paused");
     let ended = tool.end();
     let why = "1 pause was not seen from beginning to end: the figures are those of the others";
@@ -228,7 +228,7 @@ fn started_program_of_ocaml_4_is_timed() {
             (&Value::Null, &"functions".into())
         );
         let mut timed = Talker::start(&program);
-        let tool = observing("gc", "-json", timed.pid());
+        let tool = start_observing("gc", "-json", timed.pid());
         timed.ask("run 4 200000", "calls");
         let attached = object(tool.end().stdout.lines().last().unwrap());
         let counts = |gc: &Value| {

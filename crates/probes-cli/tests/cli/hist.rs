@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use test_support::{Scratch, Talker, fixture_forms, program, program_forms};
 
-use crate::count_functions::{Observing, observing};
+use crate::count_functions::{ObservingTool, start_observing};
 use crate::support::{command, is_observed, object, run, run_command};
 
-fn start_hist(flags: &str, pid: i32) -> Observing {
-    observing("hist", flags, pid)
+fn start_hist(flags: &str, pid: i32) -> ObservingTool {
+    start_observing("hist", flags, pid)
 }
 
 /// How many times each value occurs.
@@ -208,7 +208,7 @@ fn arguments_in_any_register_are_in_their_buckets() {
 
 // promise: Functions: `hist` at code without free registers has each call in its bucket, or as untyped (2 programs, 4 threads)
 #[test]
-fn calls_behind_a_lock_are_counted_or_untyped() {
+fn calls_without_free_registers_are_counted_or_untyped() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
         let pid = target.pid();

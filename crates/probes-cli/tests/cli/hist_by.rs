@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use test_support::{Talker, fixture_forms, program, program_forms};
 
-use crate::count_functions::{Observing, observing, observing_several};
+use crate::count_functions::{ObservingTool, start_observing, start_observing_several};
 use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::hist::{Values, assert_exact};
 use crate::support::{command, is_observed, object, run};
 
-fn making(flags: &str, pid: i32) -> Observing {
-    observing("hist", flags, pid)
+fn making(flags: &str, pid: i32) -> ObservingTool {
+    start_observing("hist", flags, pid)
 }
 
 /// The histogram of each key, which is an integer.
@@ -159,7 +159,7 @@ fn hits_without_value_or_key_are_untyped() {
 }
 
 #[test]
-fn calls_behind_a_lock_are_counted_or_untyped() {
+fn calls_without_free_registers_are_counted_or_untyped() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
         let tool = making(
@@ -203,7 +203,7 @@ fn keys_of_several_processes_add_up() {
     let others = other_pid_flags(&targets);
     for way in ["", "pid,"] {
         let flags = format!("-json -fn Calls.raises -of arg0 -by {way}arg0&1{others}");
-        let tool = observing_several("hist", &flags, pids[0], 3);
+        let tool = start_observing_several("hist", &flags, pids[0], 3);
         run_all(&mut targets);
         let json = object(&tool.end().answer());
         let mut found = BTreeMap::new();

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use test_support::{Scratch, Talker};
 
-use crate::count_functions::observing_several;
+use crate::count_functions::start_observing_several;
 use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{command, is_observed, object, run_command};
 
@@ -35,7 +35,7 @@ fn values_of_several_processes_add_up() {
     let sums = [sum(100), sum(200), sum(300)];
     for way in ["", " -by pid"] {
         let flags = format!("-json -fn Calls.raises -of arg0{way}{others}");
-        let tool = observing_several("hist", &flags, pids[0], 3);
+        let tool = start_observing_several("hist", &flags, pids[0], 3);
         run_all(&mut targets);
         let json = object(&tool.end().answer());
         if way.is_empty() {
@@ -66,7 +66,7 @@ fn histograms_of_exited_processes_stay() {
         "-by pid -fn Calls.raises -of arg0{}",
         other_pid_flags(&targets)
     );
-    let tool = observing_several("hist", &flags, pids[0], 3);
+    let tool = start_observing_several("hist", &flags, pids[0], 3);
     run_all(&mut targets);
     let mut gone = targets.remove(1);
     gone.close_input();

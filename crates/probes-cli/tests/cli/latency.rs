@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use test_support::{Talker, program_forms};
 
-use crate::count::{end, observing, observing_with};
+use crate::count::{end, start_observing, start_observing_with};
 use crate::count_functions;
 use crate::support::{both_forms, command, image, is_observed, object, run, run_command};
 
@@ -16,7 +16,7 @@ fn pairs_are_timed_until_interrupted_then_all_restored() {
         let pid = target.pid();
         let before = image(pid);
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            let tool = observing("latency -quiet -pair start,stop -pair stop,stop", pid);
+            let tool = start_observing("latency -quiet -pair start,stop -pair stop,stop", pid);
             target.ask("do (.)((.)..)))(", "done");
             let lines = end(tool, signal);
             let fields: Vec<Vec<&str>> =
@@ -55,7 +55,7 @@ fn json_is_per_interval_and_svg_is_final() {
         let line = "latency -quiet -json -interval 1ms -pair start,stop -svg";
         let words = line.split(' ').map(OsStr::new);
         let words = words.chain([picture.as_os_str()]);
-        let mut tool = observing_with(words, target.pid());
+        let mut tool = start_observing_with(words, target.pid());
         let first = object(&tool.line().unwrap());
         assert_eq!(
             (&first["pid"], &first["version"]),
@@ -109,7 +109,7 @@ fn times_are_printed_before_a_failing_picture() {
 #[test]
 fn table_has_a_chart_for_each_pair() {
     for mut target in both_forms("timed") {
-        let tool = observing(
+        let tool = start_observing(
             "latency -quiet -format table -pair start,stop -pair stop,start",
             target.pid(),
         );
@@ -141,7 +141,7 @@ fn assert_reported(caution: &Caution<'_>) {
         let mut answer = |format: &str| {
             let line = format!("latency -quiet -format {format} -pair start,stop -svg");
             let words = line.split(' ').map(OsStr::new);
-            let tool = observing_with(words.chain([picture.as_os_str()]), target.pid());
+            let tool = start_observing_with(words.chain([picture.as_os_str()]), target.pid());
             let (name, _) = caution.command.split_once(' ').unwrap();
             target.ask(caution.command, name);
             end(tool, Signal::SIGINT)
@@ -195,7 +195,7 @@ fn requests_that_move_are_untrusted() {
         let mut target = Talker::start(&file);
         let mut answer = |format: &str| {
             let flags = format!("-format {format} -pair start,stop");
-            let tool = count_functions::observing("latency", &flags, target.pid());
+            let tool = count_functions::start_observing("latency", &flags, target.pid());
             target.ask("moving 100", "moving");
             tool.end()
         };
@@ -225,7 +225,7 @@ fn unseen_interleaving_is_reported() {
     let note = "if events interleave in a thread, that may not be seen";
     let answer = |target: &mut Talker, flags: &str, command: &str| {
         let flags = format!("-pair start,stop {flags}");
-        let tool = count_functions::observing("latency", &flags, target.pid());
+        let tool = count_functions::start_observing("latency", &flags, target.pid());
         let expected = command.replace("do ", "done ");
         target.ask(command, expected.split(' ').next().unwrap());
         tool.end()
@@ -273,7 +273,7 @@ fn unseen_interleaving_is_reported() {
         let picture = scratch.file("times.svg");
         let line = "latency -quiet -pair start,stop -svg".split(' ');
         let words = line.map(OsStr::new).chain([picture.as_os_str()]);
-        let tool = observing_with(words, target.pid());
+        let tool = start_observing_with(words, target.pid());
         target.ask("do (.)", "done");
         end(tool, Signal::SIGINT);
         let svg = std::fs::read_to_string(&picture).unwrap();
@@ -288,7 +288,7 @@ fn requests_by_key_are_shown_in_every_format() {
         let mut answer = |flags: &[&str]| {
             let words = ["latency", "-pair", "start,stop"];
             let words = words.iter().chain(flags).map(OsStr::new);
-            let tool = observing_with(words, target.pid());
+            let tool = start_observing_with(words, target.pid());
             target.ask("flight 5 100", "flight");
             end(tool, Signal::SIGINT)
         };
@@ -361,7 +361,7 @@ fn latency_ends_after_its_duration_or_the_process() {
         let pid = target.pid();
         let line = format!("latency -quiet -for 1ms -pair start,stop -pid {pid}");
         assert_eq!(run(&line).answer(), "0 0 0 0 0 0 0 0 0 0 start,stop\n");
-        let mut tool = observing("latency -interval 1ms -pair start,stop", pid);
+        let mut tool = start_observing("latency -interval 1ms -pair start,stop", pid);
         tool.line().unwrap();
         target.send("quit");
         while tool.line().is_some() {}

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 use test_support::{Talker, fixture_forms, program, program_forms};
 
-use crate::count_functions::{Observing, observing, observing_several};
+use crate::count_functions::{ObservingTool, start_observing, start_observing_several};
 use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{is_observed, object, run};
 
-fn timing(flags: &str, pid: i32) -> Observing {
-    observing("latency", flags, pid)
+fn timing(flags: &str, pid: i32) -> ObservingTool {
+    start_observing("latency", flags, pid)
 }
 
 fn number(json: &Value, field: &str) -> u64 {
@@ -196,7 +196,7 @@ fn keys_of_several_processes_add_up() {
     let others = other_pid_flags(&targets);
     for way in ["", "pid,"] {
         let flags = format!("-json -fn Calls.leaf -by {way}arg0&1{others}");
-        let tool = observing_several("latency", &flags, pids[0], 3);
+        let tool = start_observing_several("latency", &flags, pids[0], 3);
         run_all(&mut targets);
         let json = object(&tool.end().answer());
         let mut found = BTreeMap::new();

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use test_support::process::state;
 use test_support::{Scratch, Talker, eventually, fixture_forms, program_forms};
 
-use crate::count::{end, observing, observing_with};
+use crate::count::{end, start_observing, start_observing_with};
 use crate::count_functions;
 use crate::support::{both_forms, is_observed, object};
 use crate::trace_observe::trace;
@@ -27,7 +27,7 @@ fn words_of_slow(line: &str) -> Vec<&str> {
 /// The lines of `latency -over 0` of a process that executes a command meanwhile, whose answer begins with `flight`.
 fn answer_to_flight(target: &mut Talker, flags: &str, command: &str) -> Vec<String> {
     let line = format!("latency -quiet -pair start,stop -over 0 {flags}");
-    let tool = observing(&line, target.pid());
+    let tool = start_observing(&line, target.pid());
     target.ask(command, "flight");
     end(tool, Signal::SIGINT)
 }
@@ -39,7 +39,7 @@ fn lines_of_file(line: &str, pid: i32, meanwhile: impl FnOnce(i32)) -> Vec<Value
     let file = scratch.file("lines");
     let words = line.split(' ').map(OsStr::new);
     let words = words.chain([OsStr::new("-o"), file.as_os_str()]);
-    let tool = observing_with(words, pid);
+    let tool = start_observing_with(words, pid);
     meanwhile(tool.pid());
     end(tool, Signal::SIGINT);
     let lines = std::fs::read_to_string(&file).unwrap();
@@ -96,11 +96,11 @@ fn slow_pairs_are_shown_with_both_ends() {
 #[test]
 fn only_pairs_over_the_bound_are_shown() {
     for mut target in both_forms("timed") {
-        let tool = observing("latency -quiet -pair start,stop -over 1m", target.pid());
+        let tool = start_observing("latency -quiet -pair start,stop -over 1m", target.pid());
         target.ask("do (.)", "done");
         assert_eq!(end(tool, Signal::SIGINT).len(), 1);
         let line = "latency -quiet -json -interval 1ms -pair start,stop -over 3ms";
-        let mut tool = observing(line, target.pid());
+        let mut tool = start_observing(line, target.pid());
         target.ask("do (...)", "done");
         // It is shown while the observation goes on.
         let mut shown = std::iter::from_fn(|| tool.line()).map(|line| object(&line));
@@ -164,11 +164,11 @@ fn slow_pairs_that_are_dropped_are_counted() {
 fn pairs_are_observed_after_a_killed_observer() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
-        let mut killed = observing("latency -pair start,stop -over 0", pid);
+        let mut killed = start_observing("latency -pair start,stop -over 0", pid);
         kill(Pid::from_raw(killed.pid()), Signal::SIGKILL).unwrap();
         killed.guard().wait();
         target.ask("pairs 4 20000", "pairs");
-        let tool = observing("latency -quiet -pair start,stop -over 0", pid);
+        let tool = start_observing("latency -quiet -pair start,stop -over 0", pid);
         target.ask("do (.)", "done");
         let lines = end(tool, Signal::SIGINT);
         assert_eq!(
@@ -316,7 +316,8 @@ fn slow_calls_are_shown_or_counted() {
 fn only_slow_calls_are_shown() {
     for file in fixture_forms("lasting") {
         let mut target = Talker::start(&file);
-        let tool = count_functions::observing("latency", "-over 3ms -fn lasts,leaf", target.pid());
+        let tool =
+            count_functions::start_observing("latency", "-over 3ms -fn lasts,leaf", target.pid());
         target.ask("last 2 3000", "lasted");
         let answer = tool.end().answer();
         let slow: Vec<_> = answer

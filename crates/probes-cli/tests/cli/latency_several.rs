@@ -3,7 +3,7 @@
 use serde_json::Value;
 use test_support::Talker;
 
-use crate::count_functions::observing_several;
+use crate::count_functions::start_observing_several;
 use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{is_observed, object, run};
 
@@ -17,7 +17,7 @@ fn pairs_of_several_processes_add_up() {
             "-pair start,stop -key number {flags}{}",
             other_pid_flags(&targets)
         );
-        let tool = observing_several("latency", &flags, pids[0], 3);
+        let tool = start_observing_several("latency", &flags, pids[0], 3);
         for (many, target) in [95, 195, 295].into_iter().zip(&mut targets) {
             target.ask(&format!("flight 5 {many}"), "flight");
         }
@@ -55,7 +55,7 @@ fn interleaving_in_one_of_several_is_reported() {
         "-pair start,stop -by pid -json{}",
         other_pid_flags(&targets)
     );
-    let tool = observing_several("latency", &flags, pids[0], 3);
+    let tool = start_observing_several("latency", &flags, pids[0], 3);
     targets[1].ask("flight 5 100", "flight");
     targets[2].ask("flight 1 100", "flight");
     let run_ended = tool.end();
@@ -93,7 +93,7 @@ fn timed_calls_of_several_processes_add_up() {
             "-fn Calls.leaf,Calls.raises {flags}{}",
             other_pid_flags(&targets)
         );
-        let tool = observing_several("latency", &flags, pids[0], 3);
+        let tool = start_observing_several("latency", &flags, pids[0], 3);
         run_all(&mut targets);
         tool.end().answer()
     };
@@ -151,7 +151,7 @@ fn slow_pairs_of_several_say_their_process() {
         ("-fn Requests.flight", "slow_call"),
     ] {
         let flags = format!("{what} -over 0 -json{}", other_pid_flags(&targets));
-        let tool = observing_several("latency", &flags, pids[0], 3);
+        let tool = start_observing_several("latency", &flags, pids[0], 3);
         for (many, target) in [5, 15, 25].into_iter().zip(&mut targets) {
             target.ask(&format!("flight 5 {many}"), "flight");
         }
@@ -173,7 +173,7 @@ fn slow_pairs_of_several_say_their_process() {
         "-pair start,stop -key number -over 0{}",
         other_pid_flags(&targets)
     );
-    let tool = observing_several("latency", &flags, pids[0], 3);
+    let tool = start_observing_several("latency", &flags, pids[0], 3);
     targets[2].ask("flight 5 5", "flight");
     let plain = tool.end().answer();
     let slow = plain.lines().filter(|line| line.starts_with("slow "));

@@ -6,7 +6,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use test_support::{Talker, eventually, fixture, fixture_forms, program};
 
-use crate::count_functions::observing_by;
+use crate::count_functions::start_observing_by;
 use crate::support::{Run, command, image, is_observed, run, run_command, started_by, states};
 
 /// The tool with the words of `line`, and a limit of prlimit(1).
@@ -90,7 +90,7 @@ fn times_larger_than_memory_are_an_error() {
     // It is read piece by piece: each limit is reached at a later piece.
     for megabytes in [10, 11, 12, 13] {
         let limit = format!("--data={megabytes}000000");
-        let tool = observing_by(&mut limited(&limit, &line), 1);
+        let tool = start_observing_by(&mut limited(&limit, &line), 1);
         // Five megabytes each, if a thousand threads have slots.
         target.ask("pairs 1500 1", "pairs");
         let failed = tool.until_end();

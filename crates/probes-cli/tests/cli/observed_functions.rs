@@ -9,7 +9,7 @@ use test_support::{
     DEADLINE, Guard, Scratch, Talker, eventually, output, output_within, program_forms,
 };
 
-use crate::count_functions::{counting, observing};
+use crate::count_functions::{counting, start_observing};
 use crate::support::{command, is_observed, run, states};
 
 /// What every module uses, so that another copy of its interface would contradict it.
@@ -162,7 +162,7 @@ fn timed_compiler_writes_the_same_bytes() {
     let mut ocamlopt = gated(&compiler, &directory.work);
     // Types are inferred by recursion, with exceptions.
     let globs = "-json -fn Ctype.*,Env.*,Typecore.*,Stdlib.*,caml_alloc*,caml_modify,caml_raise*";
-    let tool = observing("latency", globs, ocamlopt.pid());
+    let tool = start_observing("latency", globs, ocamlopt.pid());
     go();
     assert!(ocamlopt.wait().success());
     let run = tool.until_end();
@@ -206,7 +206,7 @@ fn backtraces_through_observed_functions_are_the_same() {
         let stack_before = stack(pid);
         assert_eq!(target.ask("line", "waited"), "waited 8");
         for name in ["count", "latency"] {
-            let tool = observing(name, "-fn Backtraces.*,Stdlib.*,caml_*", pid);
+            let tool = start_observing(name, "-fn Backtraces.*,Stdlib.*,caml_*", pid);
             assert_eq!(raised(&mut target), before);
             target.ask("wait", "waiting");
             assert_eq!(stack(pid), stack_before);
@@ -227,7 +227,7 @@ fn probes_within_observed_functions_are_switched() {
             run(&format!("attach -pid {pid} -{what} shared,main_only")).answer();
         };
         for name in ["count", "latency"] {
-            let tool = observing(name, "-fn Twolibs.round,Left.run,Right.run", pid);
+            let tool = start_observing(name, "-fn Twolibs.round,Left.run,Right.run", pid);
             change("enable");
             assert_ne!(states(pid), before);
             let answer = target.ask("run", "round");

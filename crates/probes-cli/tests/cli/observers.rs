@@ -11,7 +11,7 @@ use test_support::container::{Container, enter, only_child};
 use test_support::tmux::Terminal;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms};
 
-use crate::count::{end, observing};
+use crate::count::{end, start_observing};
 use crate::support::{Run, command, is_observed, object, run, run_command};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
@@ -84,7 +84,7 @@ fn second_observer_is_refused_whatever_the_command() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let first = observing("count -quiet -for 1h", pid);
+        let first = start_observing("count -quiet -for 1h", pid);
         let who = format!(
             "pid {} (ocaml-probes count -quiet -for 1h -pid {pid})",
             first.pid()
@@ -236,11 +236,11 @@ fn every_observing_command_takes_over_with_force() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let mut first = observing("count -quiet", pid);
+        let mut first = start_observing("count -quiet", pid);
         let serve = taking_over("serve -force -quiet -listen 127.0.0.1:0", pid);
         assert_eq!(first.guard().wait().code(), Some(1));
         end(serve, Signal::SIGTERM);
-        let mut current = observing("count -quiet", pid);
+        let mut current = start_observing("count -quiet", pid);
         for line in [
             "count -force -quiet",
             "watch -force -quiet -probe start",
@@ -285,7 +285,7 @@ fn info_distinguishes_live_from_killed_observers() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let mut tool = observing("count -quiet", pid);
+        let mut tool = start_observing("count -quiet", pid);
         let alive = observer(pid);
         let keys: Vec<&String> = alive.as_object().unwrap().keys().collect();
         assert_eq!(keys, ["alive", "command", "pid", "seconds"]);
@@ -334,7 +334,7 @@ fn info_distinguishes_live_from_killed_observers() {
             found["hint"],
             "`ocaml-probes observe -clean -pid N` removes what a killed observer left"
         );
-        let next = observing("count -quiet", pid);
+        let next = start_observing("count -quiet", pid);
         wait_for_observer(pid, next.pid());
         target.hits();
         assert_eq!(end(next, Signal::SIGINT).len(), 2);
@@ -447,7 +447,7 @@ fn observer_is_seen_from_another_pid_namespace() {
         let (mut talker, pid) = container.start(Path::new("/host"));
         let elsewhere = "of another pid namespace (ocaml-probes count -quiet -pid ";
 
-        let mut outside = observing("count -quiet", pid);
+        let mut outside = start_observing("count -quiet", pid);
         let refused = run_in_container(pid, "count -pid 1").failure();
         let expected = format!("observed by pid {} {elsewhere}{pid}), for ", outside.pid());
         assert!(refused.contains(&expected), "{refused}");

@@ -10,7 +10,7 @@ use nix::unistd::{Pid, geteuid};
 use test_support::{Guard, Scratch, Talker, eventually, output};
 
 use crate::ask::Question;
-use crate::count_functions::{counting, observing, observing_several};
+use crate::count_functions::{counting, start_observing, start_observing_several};
 use crate::support::{is_observed, object, started_by};
 
 /// The user that runs the server if the tests are run by root, which it refuses: nobody.
@@ -127,7 +127,7 @@ fn queries_of_postgresql_are_shown_with_text() {
     let own = pid_of(&mut session, "select 'pid ' || pg_backend_pid();");
     let mut load = server.client("pgbench", &["-n", "-c", "4", "-T", "600"]);
     let _load = Guard::spawn(load.stdout(Stdio::null()).stderr(Stdio::null()));
-    let tool = observing(
+    let tool = start_observing(
         "watch",
         "-fields args -usdt postgresql:query__start,postgresql:query__done -where arg0!=0",
         own,
@@ -151,7 +151,7 @@ fn queries_of_postgresql_are_shown_with_text() {
     );
     assert!(!is_observed(own));
     let flags = "-json -usdt postgresql:query__start,postgresql:query__done -where arg0!=0";
-    let tool = observing("latency", flags, own);
+    let tool = start_observing("latency", flags, own);
     for number in 0..40 {
         session.ask(&query(number), &format!("answer {number}"));
     }
@@ -165,7 +165,7 @@ fn queries_of_postgresql_are_shown_with_text() {
     assert!(!is_observed(own));
     let by_text =
         "-usdt postgresql:query__start,postgresql:query__done -key str(arg0) -by str(arg0)";
-    let tool = observing("latency", by_text, own);
+    let tool = start_observing("latency", by_text, own);
     for number in 0..40 {
         session.ask(&query(number % 4), &format!("answer {}", number % 4));
     }
@@ -196,7 +196,7 @@ fn queries_of_postgresql_are_shown_with_text() {
     assert!(!is_observed(own));
     // The same for a connection that is made later, once its process is found.
     let later = "-follow -fields args -limit 1 -usdt postgresql:query__start -where str(arg0)^=\"select\\032'later\"";
-    let tool = observing_several("watch", later, server.pid(), 2);
+    let tool = start_observing_several("watch", later, server.pid(), 2);
     let mut client = server.client("psql", &["-X", "-q", "-A", "-t"]);
     let mut client = Talker::spawn(&mut client);
     client.send("select 'later' \\watch 0.02");
@@ -209,7 +209,7 @@ fn queries_of_postgresql_are_shown_with_text() {
         Some(pid_of(&mut session, &query)).filter(|pid| *pid > 0)
     });
     let flags = "-fields args -limit 70 -usdt postgresql:query__start";
-    let shown = observing("watch", flags, of_pgbench).until_end();
+    let shown = start_observing("watch", flags, of_pgbench).until_end();
     let kinds = [
         "\"BEGIN;\"",
         "\"UPDATE pgbench_accounts SET abalance",
@@ -228,7 +228,7 @@ fn queries_of_postgresql_are_shown_with_text() {
     assert!(shown.windows(2).all(follows), "{shown:?}");
     assert!(!is_observed(of_pgbench));
     let question = Question::about("4343");
-    let tool = observing("watch", question.flags(), own);
+    let tool = start_observing("watch", question.flags(), own);
     session.ask("select 1;", "1");
     question.assert_answered(&tool.until_end().stdout);
     session.ask(&query(1), "answer 1");

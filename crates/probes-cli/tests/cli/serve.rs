@@ -14,7 +14,7 @@ use regex::Regex;
 use serde_json::Value;
 use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms, output, program};
 
-use crate::count::observing;
+use crate::count::start_observing;
 use crate::count_functions::with_fixed_functions;
 use crate::serving::{Serving, value};
 use crate::support::{command, image, is_observed, object, run};
@@ -384,7 +384,7 @@ fn processes_come_and_go() {
 fn refused_process_is_a_metric() {
     let scratch = Scratch::new();
     let (mut free, taken) = (named(&scratch, "free"), named(&scratch, "taken"));
-    let other = observing("count -quiet", taken.pid());
+    let other = start_observing("count -quiet", taken.pid());
     let flags = format!("-scan 100ms -pid {} -pid {}", free.pid(), taken.pid());
     let serving = Serving::start(&flags);
     let error = serving.error();

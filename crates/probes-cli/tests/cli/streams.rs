@@ -100,7 +100,7 @@ fn completed_change_is_not_reported_as_failed() {
 fn completed_removal_is_not_reported_as_failed() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();
-    crate::count_functions::observing("count", "-probe plain", pid).kill();
+    crate::count_functions::start_observing("count", "-probe plain", pid).kill();
     let full = File::options().write(true).open("/dev/full").unwrap();
     let line = format!("observe -clean -quiet -format plain -pid {pid}");
     let mut tool = command(line.split(' '));

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
-use crate::count_functions::{observing, trace};
+use crate::count_functions::{start_observing, trace};
 use crate::support::{is_observed, object, run, run_on};
 
 /// The figures of a plain line before its name.
@@ -37,7 +37,7 @@ fn every_call_of_c_is_timed_or_unwound() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         for threads in [1, 4, 16] {
-            let tool = observing(
+            let tool = start_observing(
                 "latency",
                 "-fn deep,tail,returns_long_double -fn unwound,leaf",
                 pid,
@@ -170,7 +170,7 @@ fn exits_do_not_count_as_functions() {
     for file in fixture_forms("lasting") {
         let target = Talker::start(&file);
         let pid = target.pid();
-        let tool = observing("latency", "-fn deep,tail,returns_long_double", pid);
+        let tool = start_observing("latency", "-fn deep,tail,returns_long_double", pid);
         let info = run(&format!("info -json -pid {pid}")).json();
         assert_eq!(info["observed_functions"], 3);
         tool.kill();
@@ -184,7 +184,7 @@ fn exits_do_not_count_as_functions() {
 fn times_are_those_of_the_program() {
     for file in fixture_forms("lasting") {
         let mut target = Talker::start(&file);
-        let tool = observing("latency", "-json -fn lasts", target.pid());
+        let tool = start_observing("latency", "-json -fn lasts", target.pid());
         let answer = target.ask("last 20 2000", "lasted");
         let own: u64 = answer.split(' ').nth(1).unwrap().parse().unwrap();
         let json = object(&tool.end().answer());
@@ -220,7 +220,7 @@ fn calls_that_raise_are_unwound() {
         for threads in [1, 4] {
             let mut target = Talker::start(&file);
             let before = own_calls(&mut target, "run 1 0");
-            let tool = observing(
+            let tool = start_observing(
                 "latency",
                 "-fn Calls.leaf,Calls.deep,Calls.raises",
                 target.pid(),
@@ -248,7 +248,7 @@ fn calls_that_raise_are_unwound() {
 fn overflow_within_timed_functions_is_caught() {
     for file in program_forms("overflow") {
         let mut target = Talker::start(&file);
-        let tool = observing("latency", "-fn Overflow.*", target.pid());
+        let tool = start_observing("latency", "-fn Overflow.*", target.pid());
         for threads in [0, 4] {
             let answer = target.ask(&format!("overflow {threads}"), "overflow");
             assert_eq!(answer, "overflow caught=9 others=same");
@@ -315,7 +315,7 @@ fn self_times_add_up() {
             let mut target = Talker::start(&file);
             for threads in [1, 4, 16] {
                 let flags = format!("-json -self -fn {functions}");
-                let tool = observing("latency", &flags, target.pid());
+                let tool = start_observing("latency", &flags, target.pid());
                 target.ask(&format!("{command} {threads} 2000"), answer);
                 let called = called(&object(&tool.end().answer()));
                 assert_self_times_add_up(&called, root);
@@ -339,7 +339,7 @@ fn self_times_add_up_across_signals() {
     for file in fixture_forms("lasting") {
         let mut target = Talker::start(&file);
         let flags = "-json -self -fn interrupted,deep,leaf";
-        let tool = observing("latency", flags, target.pid());
+        let tool = start_observing("latency", flags, target.pid());
         let answer = target.ask("interrupt 300000", "handled");
         let handled: u64 = answer.split(' ').nth(1).unwrap().parse().unwrap();
         let called = called(&object(&tool.end().answer()));
@@ -359,7 +359,7 @@ fn self_times_are_shown_in_every_form() {
     let mut target = Talker::start(&fixture_forms("lasting")[0]);
     let mut with = |flags: &str| {
         let flags = format!("-self -fn deep,unwound{flags}");
-        let tool = observing("latency", &flags, target.pid());
+        let tool = start_observing("latency", &flags, target.pid());
         target.ask("call 1 10", "called");
         tool.end().answer()
     };
@@ -422,7 +422,7 @@ fn callers_are_counted_to_the_last_call() {
         let mut target = Talker::start(&file);
         for threads in [1, 4, 16] {
             let flags = "-json -self -by caller -fn deep,leaf,tail,unwound";
-            let tool = observing("latency", flags, target.pid());
+            let tool = start_observing("latency", flags, target.pid());
             target.ask(&format!("call {threads} 2000"), "called");
             let called = called(&object(&tool.end().answer()));
             let rounds = threads * 2000;
@@ -442,7 +442,7 @@ fn callers_are_counted_to_the_last_call() {
             let mut target = Talker::start(&file);
             let before = own_calls(&mut target, "run 1 0");
             let flags = "-json -self -by caller -fn Calls.leaf,Calls.deep,Calls.raises";
-            let tool = observing("latency", flags, target.pid());
+            let tool = start_observing("latency", flags, target.pid());
             let after = own_calls(&mut target, &format!("run {threads} 2000"));
             let called = called(&object(&tool.end().answer()));
             let added: Vec<u64> = after.iter().zip(before).map(|(a, b)| a - b).collect();
@@ -467,7 +467,7 @@ fn callers_without_room_are_others() {
     for file in fixture_forms("lasting") {
         let mut target = Talker::start(&file);
         let flags = "-json -self -by caller -fn leaf";
-        let tool = observing("latency", flags, target.pid());
+        let tool = start_observing("latency", flags, target.pid());
         target.ask("everywhere 3", "everywhere");
         let called = called(&object(&tool.end().answer()));
         let leaf = &called["leaf"];
@@ -489,7 +489,7 @@ fn callers_without_room_are_others() {
 fn callers_are_shown_in_every_form() {
     let mut target = Talker::start(&fixture_forms("lasting")[0]);
     let mut with = |flags: &str| {
-        let tool = observing("latency", &format!("-fn leaf{flags}"), target.pid());
+        let tool = start_observing("latency", &format!("-fn leaf{flags}"), target.pid());
         target.ask("call 1 10", "called");
         tool.end().answer()
     };
@@ -528,7 +528,7 @@ fn idle_functions_of_many_are_left_out() {
         } else {
             "-fn Stdlib.*,Calls.leaf"
         };
-        let tool = observing("latency", flags, target.pid());
+        let tool = start_observing("latency", flags, target.pid());
         target.ask("run 1 10", "calls");
         let run = tool.end();
         if !json {
@@ -553,7 +553,7 @@ fn lost_calls_are_warned_of() {
     let mut target = Talker::start(&program_forms("overflow")[0]);
     for form in ["plain", "table", "json"] {
         let flags = format!("-fn Overflow.* -format {form}");
-        let tool = observing("latency", &flags, target.pid());
+        let tool = start_observing("latency", &flags, target.pid());
         target.ask("overflow 0", "overflow");
         let run = tool.end();
         let warning = " were not recorded: the figures are those of the others";
@@ -567,7 +567,7 @@ fn lost_calls_are_warned_of() {
 fn functions_and_pairs_are_timed_together() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
-        let tool = observing(
+        let tool = start_observing(
             "latency",
             "-pair start,stop -fn fixture_command",
             target.pid(),
@@ -590,7 +590,7 @@ fn functions_and_pairs_are_timed_together() {
 fn work_of_the_collector_is_timed() {
     for file in program_forms("calls") {
         let mut target = Talker::start(&file);
-        let tool = observing("latency", "-gc minor,slice", target.pid());
+        let tool = start_observing("latency", "-gc minor,slice", target.pid());
         target.ask("run 4 200000", "calls");
         let answer = tool.end().answer();
         let lines = figures(&answer);
@@ -615,10 +615,10 @@ fn work_of_the_collector_is_timed() {
 fn compactions_are_timed_where_no_place_is_free() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
-        let tool = observing("latency", "-gc compact", target.pid());
+        let tool = start_observing("latency", "-gc compact", target.pid());
         target.ask("collect 5", "done");
         let timed = figures(&tool.end().answer());
-        let tool = observing("count", "-gc compact", target.pid());
+        let tool = start_observing("count", "-gc compact", target.pid());
         target.ask("collect 5", "done");
         let counted = tool.end().answer();
         let (count, _) = counted.split_once(' ').unwrap();
@@ -692,7 +692,7 @@ fn errors_say_what_to_give() {
         "{line}"
     );
     // A wrapper that can be timed as a whole, and an instruction in it.
-    let wrappers = Talker::start(&fixture_forms("wrappers")[0]);
+    let wrappers = Talker::start(&fixture_forms("externals")[0]);
     let of_wrappers = format!("-pid {} ", wrappers.pid());
     let listed = run(&format!("list -functions {of_wrappers}padded_wrapper")).answer();
     let address = u64::from_str_radix(listed[2..].split(' ').next().unwrap(), 16).unwrap();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
-use crate::count_functions::observing;
+use crate::count_functions::start_observing;
 use crate::support::{is_observed, object, run};
 
 /// Observes the calls of functions while the program executes a command; returns what is said of each function, by
@@ -16,7 +16,7 @@ fn observed(
     (name, flags): (&str, &str),
     command: &str,
 ) -> BTreeMap<String, Value> {
-    let tool = observing(name, &format!("-json {flags}"), target.pid());
+    let tool = start_observing(name, &format!("-json {flags}"), target.pid());
     let word = if command.starts_with("run") {
         "calls"
     } else {

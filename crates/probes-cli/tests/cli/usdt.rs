@@ -6,7 +6,7 @@ use std::process::Command;
 
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output};
 
-use crate::count_functions::{counting, observing};
+use crate::count_functions::{counting, start_observing};
 use crate::list_usdt::{libstdcxx, without_function_names};
 use crate::objects::{damage_messages, damaged_plugin};
 use crate::support::{is_observed, object, run};
@@ -134,7 +134,7 @@ fn interleaving_requests_of_c_are_noticed() {
                 talker.ask("open 3", "opened");
             }
             let flags = format!("-json -usdt request:begin,request:end{key}");
-            let tool = observing("latency", &flags, talker.pid());
+            let tool = start_observing("latency", &flags, talker.pid());
             talker.ask(line, answer);
             let run = tool.end();
             let pair = &object(run.stdout.trim_end())["pairs"][0];
@@ -158,7 +158,7 @@ fn pairs_without_room_are_reported() {
     let mut talker = Talker::start(&fixture_forms("usdt_requests")[0]);
     for (requests, has_room) in [(5, true), (80, false)] {
         let flags = "-json -usdt request:begin,request:end";
-        let tool = observing("latency", flags, talker.pid());
+        let tool = start_observing("latency", flags, talker.pid());
         talker.ask(&format!("serve 100 {requests}"), "served");
         let run = tool.end();
         let pair = &object(run.stdout.trim_end())["pairs"][0];
@@ -182,7 +182,7 @@ fn usdt_probes_are_timed_as_pairs() {
             ("demo:open,demo:guarded -by tid", 4000, 2000),
             ("demo:open,demo:open -key tid", 3996, 4),
         ] {
-            let tool = observing("latency", &format!("-json -usdt {flags}"), pid);
+            let tool = start_observing("latency", &format!("-json -usdt {flags}"), pid);
             talker.ask("fire 4 1000", "fired");
             let run = tool.end();
             let json = object(run.stdout.trim_end());
@@ -224,7 +224,7 @@ fn slow_usdt_pairs_are_shown_with_arguments() {
                 _ => format!("{provider}:stack,{provider}:indexed"),
             };
             let flags = format!("-format plain -over 0 -usdt {pair} {flags}");
-            let tool = observing("latency", flags.trim_end(), pid);
+            let tool = start_observing("latency", flags.trim_end(), pid);
             target.ask(&format!("form {threads} 20"), "formed");
             let run = tool.end();
             let lines = run.stdout.lines();
@@ -262,7 +262,7 @@ fn slow_usdt_pairs_are_shown_with_arguments() {
         }
         // Its code is long, but not because of the expression.
         let flags = "-format plain -over 0 -usdt forms:edge,forms:edge -where arg0==1";
-        let tool = observing("latency", flags, pid);
+        let tool = start_observing("latency", flags, pid);
         target.ask("form 1 20", "formed");
         let run = tool.end();
         let edges = "1 0x 16843009 0x 72340172838076673 0x";
@@ -406,7 +406,7 @@ fn sites_in_cold_parts_are_counted() {
         assert!(strip.status().unwrap().success());
         let name = "demo:rare in cold_round.cold";
         // In a stripped file, this part looks like a function, where flags may be in use that are not. A filter may
-        // need the registers that are saved behind a lock: with several threads, some hits would be untyped.
+        // need the registers that are saved under a lock: with several threads, some hits would be untyped.
         for (file, flags, name, threads, expected) in [
             (&file, "", name, 4, 1000),
             (&file, " -where arg0>=500", name, 1, 125),

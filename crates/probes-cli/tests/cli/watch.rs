@@ -9,7 +9,7 @@ use serde_json::Value;
 use test_support::{Guard, Talker, eventually, program_forms};
 
 use crate::compound::assert_shown;
-use crate::count::{end, observing};
+use crate::count::{end, start_observing};
 use crate::support::{both_forms, command, image, is_observed, object, run};
 
 /// The name and the arguments in a line of plain output: the arguments are the words after the
@@ -34,7 +34,7 @@ fn each_hit_is_a_line_with_its_arguments() {
     for mut target in both_forms("arguments") {
         let pid = target.pid();
         let before = image(pid);
-        let tool = observing("watch -quiet -regexp .", pid);
+        let tool = start_observing("watch -quiet -regexp .", pid);
         target.hits();
         let lines = end(tool, Signal::SIGINT);
         let hits: Vec<(&str, Vec<&str>)> = lines.iter().map(|line| arguments(line)).collect();
@@ -59,7 +59,7 @@ fn each_hit_is_a_line_with_its_arguments() {
 fn ocaml_values_are_shown_as_in_ocaml() {
     for file in program_forms("shown") {
         let mut program = Talker::start(&file);
-        let tool = observing("watch -quiet -regexp .", program.pid());
+        let tool = start_observing("watch -quiet -regexp .", program.pid());
         program.ask("hit 1", "done");
         let lines = end(tool, Signal::SIGINT);
         let of = |name: &str| {
@@ -134,7 +134,7 @@ fn fields_are_those_of_the_hit() {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut program = Talker::of(Guard::spawn(&mut command));
         let line = "watch -quiet -json -probe numbered -sample 1/50";
-        let tool = observing(line, program.pid());
+        let tool = start_observing(line, program.pid());
         program.ask("threads 4 5000", "done");
         program.ask("collect 200", "done");
         let lines = end(tool, Signal::SIGINT);
@@ -164,7 +164,7 @@ fn fields_are_those_of_the_hit() {
 #[test]
 fn json_hits_are_objects() {
     for mut target in both_forms("arguments") {
-        let mut tool = observing("watch -quiet -json -probe places", target.pid());
+        let mut tool = start_observing("watch -quiet -json -probe places", target.pid());
         target.hits();
         let first = object(&tool.line().unwrap());
         assert_eq!(
@@ -187,7 +187,7 @@ fn json_hits_are_objects() {
 fn watch_ends_at_the_requested_number_of_hits() {
     for mut target in both_forms("arguments") {
         let pid = target.pid();
-        let mut tool = observing("watch -quiet -regexp . -limit 8", pid);
+        let mut tool = start_observing("watch -quiet -regexp . -limit 8", pid);
         target.hits();
         target.hits();
         target.hits();
@@ -202,7 +202,7 @@ fn watch_ends_at_the_requested_number_of_hits() {
 fn chosen_fields_are_shown_in_their_order() {
     for mut target in both_forms("arguments") {
         let line = "watch -quiet -probe silent,widths -fields args,name,source";
-        let tool = observing(line, target.pid());
+        let tool = start_observing(line, target.pid());
         target.hits();
         let lines = end(tool, Signal::SIGINT);
         let source = |line: u32| format!("arguments.S:{line}");
@@ -218,7 +218,7 @@ fn chosen_fields_are_shown_in_their_order() {
 fn table_format_has_aligned_columns() {
     for mut target in both_forms("arguments") {
         let line = "watch -quiet -format table -regexp . -fields name,function,args";
-        let tool = observing(line, target.pid());
+        let tool = start_observing(line, target.pid());
         target.hits();
         let lines = end(tool, Signal::SIGINT);
         assert!(lines[0].starts_with(" name"), "{lines:#?}");
@@ -242,7 +242,7 @@ fn table_format_has_aligned_columns() {
 #[test]
 fn source_paths_are_full_on_request() {
     for mut target in both_forms("arguments") {
-        let tool = observing(
+        let tool = start_observing(
             "watch -quiet -probe silent -fields source -paths full",
             target.pid(),
         );
@@ -256,7 +256,7 @@ fn source_paths_are_full_on_request() {
 #[test]
 fn rate_spreads_over_each_second() {
     let mut program = Talker::start(&test_support::program("shown"));
-    let tool = observing("watch -json -probe numbered -rate 40", program.pid());
+    let tool = start_observing("watch -json -probe numbered -rate 40", program.pid());
     // So few that none is overwritten before the tool reads it.
     program.ask("hit numbered 1000", "done");
     let lines = end(tool, Signal::SIGINT);
@@ -273,7 +273,7 @@ fn rate_spreads_over_each_second() {
 #[test]
 fn skipped_hits_are_reported() {
     for mut target in both_forms("timed") {
-        let tool = observing("watch -json -probe start -rate 1", target.pid());
+        let tool = start_observing("watch -json -probe start -rate 1", target.pid());
         target.ask("pairs 1 1000", "pairs");
         let lines = end(tool, Signal::SIGINT);
         let lines = lines.iter().map(|line| object(line));
@@ -317,7 +317,7 @@ fn skipped_hits_are_reported_below_the_head() {
 fn clean_removes_a_killed_watch() {
     for mut target in both_forms("arguments") {
         let pid = target.pid();
-        let mut tool = observing("watch -quiet -regexp .", pid);
+        let mut tool = start_observing("watch -quiet -regexp .", pid);
         kill(Pid::from_raw(tool.pid()), Signal::SIGKILL).unwrap();
         tool.guard().wait();
         target.hits();
@@ -337,7 +337,7 @@ fn watch_ends_although_its_output_is_unread() {
     for mut target in both_forms("timed") {
         let pid = target.pid();
         for how in ["-quiet", "-quiet -for 4s"] {
-            let mut tool = observing(&format!("watch {how} -probe start"), pid);
+            let mut tool = start_observing(&format!("watch {how} -probe start"), pid);
             // More than a pipe holds.
             target.ask("pairs 1 5000", "pairs");
             tool.line().unwrap();

@@ -6,16 +6,16 @@ use std::path::Path;
 use serde_json::Value;
 use test_support::{Talker, eventually, fixture_forms, program_forms};
 
-use crate::count_functions::{Observing, observing, trace};
+use crate::count_functions::{ObservingTool, start_observing, trace};
 use crate::support::{is_observed, object, run};
 
 /// Starts `watch` with these fields: the name, and the arguments.
-fn watching(flags: &str, pid: i32) -> Observing {
-    observing("watch", &format!("-fields name,args {flags}"), pid)
+fn watching(flags: &str, pid: i32) -> ObservingTool {
+    start_observing("watch", &format!("-fields name,args {flags}"), pid)
 }
 
 /// Its lines, after it is interrupted.
-fn lines(tool: Observing) -> Vec<String> {
+fn lines(tool: ObservingTool) -> Vec<String> {
     let run = tool.end();
     let note =
         "how many arguments 1 function has is not known, and none are shown: -args N shows N\n";
@@ -86,13 +86,13 @@ fn narrow_numbers_have_their_size_and_sign() {
                 "-100000 254",
             ),
         ] {
-            let tool = observing("count", &flags, target.pid());
+            let tool = start_observing("count", &flags, target.pid());
             target.ask("narrow 3", "passed");
             let answer = tool.end().answer();
             let fields: Vec<&str> = answer.lines().next().unwrap().splitn(3, ' ').collect();
             assert_eq!([fields[0], fields[2]], ["3", expected], "{flags}");
         }
-        let tool = observing("hist", "-fn narrow -of retval -json", target.pid());
+        let tool = start_observing("hist", "-fn narrow -of retval -json", target.pid());
         target.ask("narrow 3", "passed");
         let json = object(&tool.end().answer());
         assert_eq!(json["histograms"][0]["max"], -34487, "{json}");
@@ -144,7 +144,7 @@ fn text_ends_where_memory_ends() {
 fn memory_that_is_gone_is_not_read() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
-        let tool = observing("watch", "-fields args -args 1 -fn takes", target.pid());
+        let tool = start_observing("watch", "-fields args -args 1 -fn takes", target.pid());
         target.ask("gone 20000", "passed");
         let run = tool.end();
         let lines: Vec<&str> = run.stdout.lines().collect();
@@ -209,7 +209,7 @@ fn each_call_is_shown_or_dropped() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
         let flags = format!("-args 0 -results -fields thread {SHOWN}");
-        let tool = observing("watch", &flags, target.pid());
+        let tool = start_observing("watch", &flags, target.pid());
         target.ask(&format!("pass 4 {ROUNDS}"), "done");
         let run = tool.end();
         let stderr = run.stderr.replace(" hit was ", " hits were ");
@@ -326,7 +326,7 @@ fn jumps_to_other_functions_have_no_result() {
 fn returns_as_json_have_results() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
-        let tool = observing("watch", "-json -results -fn Shown.takes_ints", target.pid());
+        let tool = start_observing("watch", "-json -results -fn Shown.takes_ints", target.pid());
         target.ask("pass 1", "done");
         let answer = tool.end().answer();
         let objects: Vec<Value> = answer.lines().map(object).collect();
@@ -344,7 +344,7 @@ fn returns_as_json_have_results() {
 fn calls_as_json_have_their_source() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
-        let tool = observing("watch", "-json -fn Shown.takes_texts", target.pid());
+        let tool = start_observing("watch", "-json -fn Shown.takes_texts", target.pid());
         target.ask("pass 1", "done");
         let hit = object(&tool.end().answer());
         assert_eq!(
@@ -370,7 +370,7 @@ fn calls_as_json_have_their_source() {
 fn overflow_within_watched_functions_is_caught() {
     for file in program_forms("overflow") {
         let mut target = Talker::start(&file);
-        let tool = observing("watch", "-rate 1 -results -fn Overflow.*", target.pid());
+        let tool = start_observing("watch", "-rate 1 -results -fn Overflow.*", target.pid());
         for threads in [0, 4] {
             let answer = target.ask(&format!("overflow {threads}"), "overflow");
             assert_eq!(answer, "overflow caught=9 others=same");
@@ -386,7 +386,7 @@ fn program_outlives_its_killed_watcher() {
         let mut target = Talker::start(&file);
         let pid = target.pid();
         let flags = "-args 6 -fn numbers,texts,scales -fields name";
-        let mut tool = observing("watch", flags, pid);
+        let mut tool = start_observing("watch", flags, pid);
         target.ask("pass 1 1", "passed");
         assert_eq!(tool.line().unwrap(), "numbers");
         tool.kill();
@@ -406,7 +406,7 @@ fn probes_and_functions_are_watched_together() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let flags = "-args 1 -probe start -fn fixture_command -fields name,function,args";
-        let tool = observing("watch", flags, target.pid());
+        let tool = start_observing("watch", flags, target.pid());
         target.ask("do ()()", "done");
         let lines = lines(tool);
         let [first, start, again] = &lines[..] else {

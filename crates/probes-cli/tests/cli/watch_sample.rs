@@ -3,7 +3,7 @@
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
-use crate::count_functions::observing;
+use crate::count_functions::start_observing;
 use crate::support::{Run, is_observed, object};
 use crate::trace_observe::trace;
 
@@ -41,7 +41,7 @@ fn every_nth_hit_of_ocaml_is_shown() {
             let names = ["ints", "numbered", "Shown.takes_ints", "Shown.takes_texts"];
             let flags = "-json -probe ints,numbered -fn Shown.takes_ints,Shown.takes_texts";
             let flags = format!("{flags} -sample 1/{every}");
-            let tool = observing("watch", &flags, pid);
+            let tool = start_observing("watch", &flags, pid);
             target.ask(&format!("threads {threads} 25"), "done");
             target.ask(&format!("pass {threads} 25"), "done");
             let run = tool.end();
@@ -67,7 +67,7 @@ fn every_nth_call_of_c_is_shown() {
         for threads in [1, 4, 16] {
             let mut target = Talker::start(&file);
             let pid = target.pid();
-            let tool = observing("watch", "-fields args -fn numbers -sample 1/3", pid);
+            let tool = start_observing("watch", "-fields args -fn numbers -sample 1/3", pid);
             target.ask(&format!("pass {threads} 50"), "passed");
             let run = tool.end();
             let (hits, shown) = (50 * threads, 50 * threads / 3);

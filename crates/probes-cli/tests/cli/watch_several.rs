@@ -3,7 +3,7 @@
 use serde_json::Value;
 use test_support::Talker;
 
-use crate::count_functions::observing_several;
+use crate::count_functions::start_observing_several;
 use crate::count_several::{other_pid_flags, run_all, targets};
 use crate::support::{is_observed, object, run};
 
@@ -13,7 +13,7 @@ fn hits_of_several_say_their_process() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
     let flags = format!("-fn Calls.leaf -json{}", other_pid_flags(&targets));
-    let tool = observing_several("watch", &flags, pids[0], 3);
+    let tool = start_observing_several("watch", &flags, pids[0], 3);
     run_all(&mut targets);
     let answer = tool.end();
     let lines: Vec<Value> = answer.stdout.lines().map(object).collect();
@@ -34,7 +34,7 @@ fn columns_of_several_have_the_pid() {
             "-fn Calls.leaf -limit 3{flags}{}",
             other_pid_flags(&targets)
         );
-        let tool = observing_several("watch", &flags, pids[0], 3);
+        let tool = start_observing_several("watch", &flags, pids[0], 3);
         targets[1].ask("run 1 100", "calls");
         let answer = tool.until_end().answer();
         let words = answer.lines().map(|line| line.split(' ').nth(place));
@@ -43,7 +43,7 @@ fn columns_of_several_have_the_pid() {
         assert_eq!(words, [&*pid; 3], "{answer}");
     }
     // The pid of a single process is shown if it is asked for.
-    let tool = observing_several("watch", "-fn Calls.leaf -limit 1 -fields pid", pids[2], 1);
+    let tool = start_observing_several("watch", "-fn Calls.leaf -limit 1 -fields pid", pids[2], 1);
     targets[2].ask("run 1 100", "calls");
     assert_eq!(tool.until_end().answer(), format!("{}\n", pids[2]));
 }
@@ -54,7 +54,7 @@ fn others_are_watched_when_one_exits() {
     let mut targets = targets("calls");
     let pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
     let flags = format!("-fn Calls.leaf -fields pid{}", other_pid_flags(&targets));
-    let mut tool = observing_several("watch", &flags, pids[0], 3);
+    let mut tool = start_observing_several("watch", &flags, pids[0], 3);
     targets[0].ask("run 1 1", "calls");
     assert_eq!(tool.line(), Some(pids[0].to_string()));
     drop(targets.remove(0));

@@ -9,7 +9,7 @@ use test_support::{
     Guard, Scratch, Talker, eventually, fixture_forms, gdb, program, program_forms,
 };
 
-use crate::count_functions::observing;
+use crate::count_functions::start_observing;
 use crate::hit_stacks::{StackWatch, has_callers, last_stacks};
 use crate::stacks::{addresses, functions, read_when};
 use crate::support::{command, full_pipe, is_observed, object, run, run_command};
@@ -133,7 +133,7 @@ fn hits_by_stack_add_up() {
     for file in program_forms("calls") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let tool = observing("count", "-by stack -json -fn Calls.deep", pid);
+        let tool = start_observing("count", "-by stack -json -fn Calls.deep", pid);
         // `deep (i land 7)` calls itself: each inner call has one frame more.
         target.ask("run 4 160", "calls");
         let counted = tool.end().json();

@@ -2,7 +2,7 @@
 
 use test_support::{Talker, fixture_forms};
 
-use crate::count_functions::{counting, observing};
+use crate::count_functions::{counting, start_observing};
 use crate::support::{is_observed, object, run};
 use crate::trace_observe::trace;
 use crate::usdt::semaphore;
@@ -44,7 +44,7 @@ fn arguments_of_every_form_are_shown() {
         for (providers, threads, rounds) in [(&["forms", "x87"][..], 1, 20), (&["forms"], 4, 20)] {
             let globs: Vec<String> = providers.iter().map(|it| format!("{it}:*")).collect();
             let flags = format!("-fields name,args -usdt {}", globs.join(","));
-            let tool = observing("watch", &flags, pid);
+            let tool = start_observing("watch", &flags, pid);
             target.ask(&format!("form {threads} {rounds}"), "formed");
             let watched = tool.end();
             // Some sites of `x87`, and of `forms` in the one program, have their nop overwritten, because the
@@ -87,7 +87,7 @@ fn arguments_of_every_form_are_shown() {
 fn hits_behind_the_lock_are_shown_or_dropped() {
     for file in fixture_forms("usdt_arguments") {
         let mut target = Talker::start(&file);
-        let tool = observing("watch", "-fields args -usdt x87:registers", target.pid());
+        let tool = start_observing("watch", "-fields args -usdt x87:registers", target.pid());
         target.ask("form 4 500", "formed");
         let watched = tool.end();
         let dropped = watched.stderr.lines().filter_map(|line| {
@@ -169,7 +169,7 @@ fn expressions_ask_for_arguments() {
             let words: Vec<&str> = counted.split_whitespace().collect();
             assert_eq!(words[0], hits.to_string(), "{flags}: {counted}");
             assert_eq!(words[words.len() - 2..], ["untyped", "0"], "{flags}");
-            let tool = observing("watch", &flags, pid);
+            let tool = start_observing("watch", &flags, pid);
             target.ask("form 1 20", "formed");
             let watched = tool.end();
             assert_eq!(
@@ -203,7 +203,7 @@ fn semaphores_are_raised_while_watched() {
     for file in fixture_forms("usdt") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let tool = observing("watch", "-fields args -usdt demo:guarded", pid);
+        let tool = start_observing("watch", "-fields args -usdt demo:guarded", pid);
         assert_eq!(semaphore(pid), "2");
         target.ask("fire 1 4", "fired");
         let shown = tool.end().answer();
@@ -212,7 +212,7 @@ fn semaphores_are_raised_while_watched() {
             "0 \"round\"\n1 \"round\"\n1 \"round\"\n2 \"round\"\n3 \"round\"\n3 \"round\"\n"
         );
         assert_eq!(semaphore(pid), "0");
-        observing("watch", "-usdt demo:guarded", pid).kill();
+        start_observing("watch", "-usdt demo:guarded", pid).kill();
         assert_eq!(semaphore(pid), "2");
         assert_eq!(run(&format!("observe -clean -pid {pid}")).code, Some(0));
         assert_eq!(semaphore(pid), "0");
@@ -255,7 +255,7 @@ fn site_without_arguments_may_be_observed_beside_it() {
     for file in fixture_forms("usdt") {
         let mut target = Talker::start(&file);
         // Between a comparison and the jump that uses its flags.
-        let tool = observing("watch", "-fields name -usdt demo:between", target.pid());
+        let tool = start_observing("watch", "-fields name -usdt demo:between", target.pid());
         target.ask("fire 1 3", "fired");
         assert_eq!(
             tool.end().answer(),

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
-use crate::count_functions::observing;
+use crate::count_functions::start_observing;
 use crate::support::{is_observed, object};
 use crate::trace_observe::trace;
 
@@ -35,7 +35,7 @@ fn expressions_choose_the_hits_shown() {
                     0,
                 ),
             ] {
-                let tool = observing("watch", &format!("-json {flags}"), pid);
+                let tool = start_observing("watch", &format!("-json {flags}"), pid);
                 target.ask(&format!("threads {threads} 4"), "done");
                 target.ask(&format!("pass {threads} 4"), "done");
                 let run = tool.end();
@@ -70,7 +70,7 @@ fn expressions_choose_the_calls_of_c() {
                 ("scales -where arg0!=4||arg0+arg0!=8", "", false),
                 ("floats -where arg0*arg0==4", "2", true),
             ] {
-                let tool = observing("watch", &format!("-fields args -fn {flags}"), pid);
+                let tool = start_observing("watch", &format!("-fields args -fn {flags}"), pid);
                 target.ask(&format!("pass {threads} 20"), "passed");
                 let run = tool.end();
                 assert_eq!(run.stderr, "", "{flags}");
@@ -89,7 +89,7 @@ fn sample_is_taken_of_what_is_true() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);
         let flags = "-json -probe numbered -fn Shown.takes_ints -where arg1>5||arg0>5 -sample 1/4";
-        let tool = observing("watch", flags, target.pid());
+        let tool = start_observing("watch", flags, target.pid());
         target.ask("threads 4 20", "done");
         target.ask("pass 4 20", "done");
         let lines: Vec<Value> = tool.end().stdout.lines().map(object).collect();
@@ -104,7 +104,7 @@ fn hits_left_out_take_no_room() {
     for file in fixture_forms("timed") {
         let mut target = Talker::start(&file);
         let flags = "-probe start,stop -where probe==\"other\"";
-        let tool = observing("watch", flags, target.pid());
+        let tool = start_observing("watch", flags, target.pid());
         target.ask("pairs 4 100000", "pairs");
         let run = tool.end();
         assert_eq!((&*run.stdout, &*run.stderr), ("", ""));

@@ -80,7 +80,7 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
         ancestor(process),
         seccomp(process),
         memory_limit(process),
-        code_room(process),
+        has_code_cave(process),
         files(process),
         memory,
     ]);
@@ -163,7 +163,7 @@ fn seccomp(process: &Process) -> Check {
     let permissions = Permissions::of(process, false);
     let why = why_unreadable();
     let unread = why.unwrap_or(UnreadableFilter::NotPermitted);
-    match (permissions.check_some_thread_may_unread(unread), why) {
+    match (permissions.check_some_running_thread_may_call(unread), why) {
         // A thread has filters of its own; another one makes the calls.
         (Ok(()), _) if OwnFilters::of(process).has_any().unwrap_or(false) => Check::pass(
             kind,
@@ -185,8 +185,8 @@ fn seccomp(process: &Process) -> Check {
 }
 
 /// Whether there is a code cave for injected calls.
-fn code_room(process: &Process) -> Check {
-    let kind = CheckKind::CodeRoom;
+fn has_code_cave(process: &Process) -> Check {
+    let kind = CheckKind::CodeCave;
     let opened = ProcessMemory::open(process, OFlag::O_RDONLY).ok();
     let Some((memory, maps)) = opened.zip(read_maps(process).ok()) else {
         return Check::unknown(kind, "its memory cannot be read");

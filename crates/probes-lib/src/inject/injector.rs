@@ -68,7 +68,7 @@ impl<'i> Injector<'i> {
     /// [`ProcessError::KeepsChanging`] if the process has mapped something else where memory was to be mapped;
     /// [`ObserveError::MapRefused`] if a call has not changed the mappings as it was to;
     /// [`ObserveError::NoThreadToRedirect`] if no thread can be redirected in time, or signals interrupt the calls
-    /// again and again; and see [`Permissions::check_some_thread_may`] and [`Tracer::run_at`].
+    /// again and again; and see [`Permissions::check_some_thread_may_call`] and [`Tracer::run_at`].
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[InjectedCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
         let mut budget = TimeBudget::new(self.limit);
@@ -146,14 +146,14 @@ impl<'i> Injector<'i> {
     ///
     /// # Errors
     ///
-    /// See [`Permissions::check_some_thread_may`].
+    /// See [`Permissions::check_some_thread_may_call`].
     pub(crate) fn refuse_forbidden(
         &self,
         stopped: &Stopped<'_>,
         calls: &[PlacedCall],
     ) -> Result<()> {
         let permissions = Permissions::of(self.process, self.despite_seccomp);
-        permissions.check_some_thread_may(stopped, calls)
+        permissions.check_some_thread_may_call(stopped, calls)
     }
 
     /// Waits until a thread can run system calls, and makes it run them once; if it `lingers`, it stays in their code

@@ -57,7 +57,7 @@ impl Permissions<'_> {
     /// [`ObserveError::SeccompRefuses`], [`ObserveError::SeccompStrict`],
     /// [`ObserveError::SeccompUnreadable`] if no thread may: the error of the first one. If the process is lent and its
     /// lease is lost.
-    pub(crate) fn check_some_thread_may(
+    pub(crate) fn check_some_thread_may_call(
         &self,
         stopped: &Stopped<'_>,
         calls: &[PlacedCall],
@@ -90,9 +90,9 @@ impl Permissions<'_> {
         Ok(None)
     }
 
-    /// Same as [`Permissions::check_some_thread_may`], for running threads, whose filters cannot be read because of
+    /// Same as [`Permissions::check_some_thread_may_call`], for running threads, whose filters cannot be read because of
     /// `why`.
-    pub(crate) fn check_some_thread_may_unread(&self, why: UnreadableFilter) -> Result<()> {
+    pub(crate) fn check_some_running_thread_may_call(&self, why: UnreadableFilter) -> Result<()> {
         let process = self.process;
         let tids = process.threads().and_then(|mut list| list.read());
         let tids = tids.map_err(|source| process.exited_or(source))?;

@@ -41,7 +41,7 @@ impl Stopped<'_> {
     ///
     /// # Errors
     ///
-    /// See [`Permissions::check_some_thread_may`].
+    /// See [`Permissions::check_some_thread_may_call`].
     pub(crate) fn pick_thread(
         &self,
         memory: &impl ReadMemory,
@@ -63,7 +63,7 @@ impl Stopped<'_> {
             }
         }
         if found.is_none() {
-            permissions.check_some_thread_may(self, calls)?;
+            permissions.check_some_thread_may_call(self, calls)?;
         }
         Ok(found)
     }

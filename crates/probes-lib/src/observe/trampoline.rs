@@ -32,7 +32,7 @@
 //! They are those of the x87 unit, which is empty at a site: ocamlopt emits no x87 instruction, and the psABI (3.2.1)
 //! leaves none in use at a call. In a function that does not use it, it is empty everywhere
 //! ([`PatchSite::mmx_is_free`]). Where it may be in use, or calls are timed, registers are saved below the stack
-//! pointer or behind a lock (trampoline/saved.rs).
+//! pointer or under a lock (trampoline/saved.rs).
 
 mod at_point;
 mod call;

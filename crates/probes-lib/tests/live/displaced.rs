@@ -493,7 +493,7 @@ fn patched_compiler_has_the_original_effect() {
 
 #[test]
 fn patched_wrappers_have_the_original_effect() {
-    for program in fixture_forms("wrappers") {
+    for program in fixture_forms("externals") {
         let talker = Talker::start(&program);
         let pid = talker.pid();
         settle(pid);

@@ -27,7 +27,7 @@ fn figures(latency: &FunctionLatency) -> (u64, [u64; 2]) {
 //    last call (2 × 3)
 #[test]
 fn every_call_of_wrappers_is_timed() {
-    for file in fixture_forms("wrappers") {
+    for file in fixture_forms("externals") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open_any(talker.pid()).unwrap();
@@ -52,7 +52,7 @@ fn every_call_of_wrappers_is_timed() {
 //    them, too (2 × 250 observations)
 #[test]
 fn wrappers_are_patched_and_restored_under_signals() {
-    for file in fixture_forms("wrappers") {
+    for file in fixture_forms("externals") {
         let mut talker = Talker::start(&file);
         let before = Image::of(talker.pid()).text();
         let target = Target::open_any(talker.pid()).unwrap();

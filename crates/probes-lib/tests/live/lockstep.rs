@@ -29,7 +29,7 @@ use test_support::{Guard, Scratch, Talker, program_forms};
 
 use crate::patches::ocamlopt;
 use call::{Call, End};
-use program::{Observed, Program, Twin};
+use program::{ObservedPlaces, Program, Twin};
 
 /// Memory that random values, in registers and in memory, point into.
 const DATA: Range<u64> = 0x10_0000_0000..0x10_0000_4000;
@@ -46,7 +46,7 @@ fn number(variable: &str, default: u64) -> u64 {
 
 /// Calls random functions of a program, and of a copy that is observed, in each of these ways; asserts that most of
 /// the calls can be compared, and that none differs.
-fn compare(what: &str, program: &Program, observed: &[Observed], default_cases: u64) {
+fn compare(what: &str, program: &Program, observed: &[ObservedPlaces], default_cases: u64) {
     let seed = number("LOCKSTEP_SEED", 20_261_123);
     let cases = number("LOCKSTEP_CASES", default_cases);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -55,7 +55,7 @@ fn compare(what: &str, program: &Program, observed: &[Observed], default_cases: 
         let (mut ends, mut trampolines, mut steps) = (BTreeMap::new(), 0, 0);
         for case in 0..cases {
             // At the entry of a function, or directly at a patched place.
-            let start = if observed == Observed::Within || random.bool() {
+            let start = if observed == ObservedPlaces::Instructions || random.bool() {
                 *random.choice(&twin.sites).unwrap()
             } else {
                 let (own, all) = (&program.callees[program.own.clone()], &program.callees[..]);
@@ -90,7 +90,11 @@ fn compare(what: &str, program: &Program, observed: &[Observed], default_cases: 
 // promise: Functions: Patched functions compute the same as unpatched ones, in every register, flag and byte (random calls)
 #[test]
 fn patched_ocaml_computes_the_same() {
-    let all = [Observed::Counted, Observed::Timed(&["*"]), Observed::Within];
+    let all = [
+        ObservedPlaces::Entries,
+        ObservedPlaces::EntriesAndExits(&["*"]),
+        ObservedPlaces::Instructions,
+    ];
     for (file, observed) in program_forms("handlers")
         .into_iter()
         .zip([&all[1..], &all[..1]])
@@ -105,7 +109,11 @@ fn patched_ocaml_computes_the_same() {
 #[test]
 fn patched_c_computes_the_same() {
     let scratch = Scratch::new();
-    let all = [Observed::Counted, Observed::Timed(&["*"]), Observed::Within];
+    let all = [
+        ObservedPlaces::Entries,
+        ObservedPlaces::EntriesAndExits(&["*"]),
+        ObservedPlaces::Instructions,
+    ];
     for (options, observed) in [
         (&["-O0"][..], &all[2..]),
         (&["-O3", "-fcf-protection=full"], &all[..2]),
@@ -130,7 +138,7 @@ fn patched_compiler_computes_the_same() {
     let guard = Guard::spawn(&mut command);
     let pid = guard.pid();
     let program = Program::of(guard, pid);
-    let timed = Observed::Timed(&["Stdlib.*", "T*", "caml_*"]);
+    let timed = ObservedPlaces::EntriesAndExits(&["Stdlib.*", "T*", "caml_*"]);
     compare("ocamlopt", &program, &[timed], 40);
 }
 

@@ -70,10 +70,10 @@ impl Stepped {
     fn start(file: &Path, by_caller: bool) -> Stepped {
         let functions = FUNCTIONS.into_iter().chain([OTHERS]);
         let observation = timing(functions).self_times();
-        Stepped::observing(file, &by_caller_if(by_caller, observation))
+        Stepped::start_observing(file, &by_caller_if(by_caller, observation))
     }
 
-    fn observing(file: &Path, observation: &Observation) -> Stepped {
+    fn start_observing(file: &Path, observation: &Observation) -> Stepped {
         let talker = Talker::start(file);
         pin(talker.pid());
         let target = Target::open_any(talker.pid()).unwrap();
@@ -399,7 +399,7 @@ fn handlers_on_stacks_above_leave_depths_whole() {
     let plain = timing(FUNCTIONS.into_iter());
     let by_caller = by_caller_if(true, plain.clone().self_times());
     for (observation, file) in [plain, by_caller].iter().zip(&files) {
-        let mut stepped = Stepped::observing(file, observation);
+        let mut stepped = Stepped::start_observing(file, observation);
         // Returns how many instructions it has.
         let call_below = |stepped: &mut Stepped, interrupted: Option<usize>| {
             let mut steps = 0;

@@ -96,7 +96,7 @@ impl Findings<'_> {
                 self.needed(CheckKind::Seccomp),
                 self.limited(CheckKind::Observer, "with -force only: "),
                 self.limited(CheckKind::MemoryLimit, ""),
-                self.needed(CheckKind::CodeRoom),
+                self.needed(CheckKind::CodeCave),
             ],
             Need::Probes => self.probes(),
             Need::Points => self.points(),

@@ -147,7 +147,7 @@ mod tests {
     use crate::process::memory::ProcessMemory;
     use crate::select::function::FunctionSelector;
 
-    /// The functions of fixture `wrappers`, of which these are timed: seven wrappers, one with padding after it, and
+    /// The functions of fixture `externals`, of which these are timed: seven wrappers, one with padding after it, and
     /// one that is no wrapper.
     fn timed(pid: i32, range: Range<usize>) -> ObservedFunctions {
         let names = (0..7).map(|it| format!("wrapper_{it}"));
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn functions_lean_on_the_next() {
-        let [file, _] = fixture_forms("wrappers");
+        let [file, _] = fixture_forms("externals");
         let target = Talker::start(&file);
         let mut all = timed(target.pid(), 0..9);
         assert!(!all.overlapping().is_empty() && prefixed(&all) == [false; 9]);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn refused_functions_are_not_leant_on() {
-        let [file, _] = fixture_forms("wrappers");
+        let [file, _] = fixture_forms("externals");
         let target = Talker::start(&file);
         let mut all = timed(target.pid(), 0..9);
         all.lean();
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn functions_leaning_on_changed_ones_are_left_out() {
-        let [file, _] = fixture_forms("wrappers");
+        let [file, _] = fixture_forms("externals");
         let target = Talker::start(&file);
         let process = Process::open(target.pid()).unwrap();
         let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();

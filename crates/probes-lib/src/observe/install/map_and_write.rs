@@ -97,7 +97,7 @@ pub(crate) fn install(
 ///
 /// # Errors
 ///
-/// See [`Permissions::check_some_thread_may`]; if the observation cannot be prepared, or the process not
+/// See [`Permissions::check_some_thread_may_call`]; if the observation cannot be prepared, or the process not
 /// stopped.
 pub(crate) fn refuse_forbidden(
     process: &Process,
@@ -107,7 +107,7 @@ pub(crate) fn refuse_forbidden(
 ) -> Result<()> {
     if let Some(why) = why_unreadable() {
         let permissions = Permissions::of(process, options.despite_seccomp);
-        return permissions.check_some_thread_may_unread(why);
+        return permissions.check_some_running_thread_may_call(why);
     }
     let prepared = Prepared::of(process, memory, plan)?;
     with_tracer(&[process], |tracer| {

@@ -148,7 +148,7 @@ impl Arena {
         Some(self.shared_at().plus(self.shared.len()))
     }
 
-    /// Returns where trampolines save registers if they may not use the stack, behind a lock.
+    /// Returns where trampolines save registers if they may not use the stack, under a lock.
     pub(crate) fn saved_registers(&self) -> LiveAddr {
         let successor = self.shared_at().plus(self.shared.len());
         let end = successor.0 + OBSERVER_RECORD_LEN as u64;

@@ -17,7 +17,7 @@ use crate::observe::role::{MemorySource, STACK_OFFSET_LIMIT};
 
 /// Where registers are saved.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum SavedAt {
+pub(super) enum RegisterPlace {
     /// In their copies.
     Copies,
     /// At an address, one after the other.
@@ -35,7 +35,7 @@ pub(super) enum SavedAt {
 pub(super) struct PointContext {
     /// The registers that are saved; the code changes no others.
     pub(super) saved: &'static [SavedRegister],
-    pub(super) saved_at: SavedAt,
+    pub(super) saved_at: RegisterPlace,
     /// How many bytes the trampoline has on the stack below what is there at the point: its return address, or nothing.
     pub(super) pushed: u64,
     /// Where the address of the shared data is stored.
@@ -59,13 +59,14 @@ impl PointContext {
             return a.mov(to, get_gpr64(register).unwrap_or(to));
         };
         let load_saved = |a: &mut CodeAssembler| match self.saved_at {
-            SavedAt::Copies | SavedAt::StackOrCopies => a.movq(to, self.saved[place].1),
-            SavedAt::Address(at) | SavedAt::StackOrAddress(at) => {
+            RegisterPlace::Copies | RegisterPlace::StackOrCopies => a.movq(to, self.saved[place].1),
+            RegisterPlace::Address(at) | RegisterPlace::StackOrAddress(at) => {
                 load(a, to, at.plus(8 * place as u64))
             }
-            SavedAt::Pushed => a.mov(to, qword_ptr(rsp + 8 * place as u64)),
+            RegisterPlace::Pushed => a.mov(to, qword_ptr(rsp + 8 * place as u64)),
         };
-        let (SavedAt::StackOrCopies | SavedAt::StackOrAddress(_)) = self.saved_at else {
+        let (RegisterPlace::StackOrCopies | RegisterPlace::StackOrAddress(_)) = self.saved_at
+        else {
             return load_saved(a);
         };
         let (mut elsewhere, mut known) = (a.create_label(), a.create_label());

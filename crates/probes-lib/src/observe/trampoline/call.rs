@@ -24,7 +24,7 @@
 //!
 //! Registers are saved on the stack (trampoline/saved.rs). Where there is no room, they are saved in MMX registers if
 //! the x87 unit is not in use: in OCaml code, and at the entry of a function of C that does not use it (at its exits,
-//! it may hold a `long double` result); elsewhere, behind a lock. At an entry with a filter or keys that may use MMX
+//! it may hold a `long double` result); elsewhere, under a lock. At an entry with a filter or keys that may use MMX
 //! registers, they are saved in these only.
 
 use iced_x86::code_asm::{
@@ -49,7 +49,7 @@ use super::emit::{at_address, load, offset, time, unless_in_range, word_at};
 use super::filter;
 use super::function_record::RecordPointers;
 use super::histogram::{self, Histograms};
-use super::saved::{SaveArea, Saving};
+use super::saved::{RegisterSaver, SaveArea};
 use super::{keys, values};
 use crate::address::LiveAddr;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data, sums};
@@ -117,14 +117,14 @@ pub(super) fn code(
     };
     let shared = (pointers.shared, pointers.layout);
     let mut over = a.create_label();
-    let mut saving = Saving::new(&mut a, place, used, pointers.saved);
+    let mut saver = RegisterSaver::new(&mut a, place, used, pointers.saved);
     if role.is_from_start {
         // A forked child has the same stacks as its parent, and shares the data with it: it records nothing.
         let in_program = at_address(pointers.in_program);
         a.add_instruction(Instruction::with2(Code::Cmp_rm8_imm8, in_program, 0)?)?;
-        a.je(saving.end())?;
+        a.je(saver.end())?;
     }
-    saving.save(&mut a)?;
+    saver.save(&mut a)?;
     let calls = Calls {
         role,
         shared,
@@ -133,7 +133,7 @@ pub(super) fn code(
         have_flags: filter.is_some() || keys.is_some(),
         have_keys: keys.is_some(),
     };
-    let context = saving.context(pointers.shared, pointers.layout);
+    let context = saver.context(pointers.shared, pointers.layout);
     if asks {
         choose(&mut a, (filter, keys), calls, context)?;
     }
@@ -150,7 +150,7 @@ pub(super) fn code(
         }
     }
     a.set_label(&mut over)?;
-    saving.restore(&mut a)?;
+    saver.restore(&mut a)?;
     a.assemble(at.0)
 }
 

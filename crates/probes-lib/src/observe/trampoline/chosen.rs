@@ -3,10 +3,10 @@
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, CodeLabel};
 
-use super::at_point::{PointContext, SavedAt};
+use super::at_point::{PointContext, RegisterPlace};
 use super::count::{self, SlowPath};
 use super::emit::locked_increment;
-use super::saved::{LockedRegisters, SaveArea, Saving};
+use super::saved::{LockedRegisters, RegisterSaver, SaveArea};
 use super::{Pointers, SAVED_IF_COUNTED, SAVED_IF_TIMED, SavedRegister, saved_for};
 use super::{filter, keys, values};
 use crate::address::LiveAddr;
@@ -28,7 +28,7 @@ pub(super) fn filter_and_count(
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
     let context = PointContext {
         saved,
-        saved_at: SavedAt::Copies,
+        saved_at: RegisterPlace::Copies,
         pushed,
         shared: pointers.shared,
         layout: pointers.layout,
@@ -69,7 +69,7 @@ pub(super) fn filter_and_count(
 }
 
 /// Emits the code that does the same as [`filter_and_count`], and saves and restores registers itself, at a place
-/// that may be behind the lock `locked`. Both counters of the point are incremented by locked instructions: the first
+/// that may be under the lock `locked`. Both counters of the point are incremented by locked instructions: the first
 /// one, at `counter`, and the second one, which also counts the hits for which the lock is not free.
 pub(super) fn count_saved(
     a: &mut CodeAssembler,
@@ -79,14 +79,14 @@ pub(super) fn count_saved(
     (locked, counter): (LockedRegisters, LiveAddr),
 ) -> Result<(), IcedError> {
     let (mut is_false, mut untyped) = (a.create_label(), a.create_label());
-    // `Saving` saves the first ones of SAVED_IF_TIMED: rax as well.
+    // `RegisterSaver` saves the first ones of SAVED_IF_TIMED: rax as well.
     let saved = match saved_for(role) {
         saved if saved.len() == SAVED_IF_COUNTED.len() => &SAVED_IF_TIMED[..3],
         saved => saved,
     };
-    let mut saving = Saving::new(a, place, saved.len(), locked);
-    saving.save(a)?;
-    let context = saving.context(pointers.shared, pointers.layout);
+    let mut saver = RegisterSaver::new(a, place, saved.len(), locked);
+    saver.save(a)?;
+    let context = saver.context(pointers.shared, pointers.layout);
     if let Some(filter) = &role.filter {
         filter::filter(a, filter, context, is_false, untyped)?;
     }
@@ -105,8 +105,8 @@ pub(super) fn count_saved(
     }
     a.jmp(is_false)?;
     a.set_label(&mut untyped)?;
-    a.add_instruction(locked_increment(locked.lost)?)?;
+    a.add_instruction(locked_increment(locked.unsaved)?)?;
     a.set_label(&mut is_false)?;
     a.nop()?;
-    saving.restore(a)
+    saver.restore(a)
 }

@@ -3,7 +3,7 @@
 use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, qword_ptr, rsp};
 
-use super::at_point::{PointContext, SavedAt};
+use super::at_point::{PointContext, RegisterPlace};
 use super::call::{self, CallEnd, TimedCalls};
 use super::chosen;
 use super::count::{self, CountPointers};
@@ -33,7 +33,7 @@ pub(super) struct FunctionPointers {
     pub(super) counter: LiveAddr,
     /// The byte that distinguishes forked children.
     pub(super) in_program: LiveAddr,
-    /// Where registers are saved, behind a lock.
+    /// Where registers are saved, under a lock.
     pub(super) saved_registers: LiveAddr,
 }
 
@@ -82,7 +82,7 @@ impl FunctionPointers {
             sampled: self.of_point.sampled,
             saved: LockedRegisters {
                 at: self.saved_registers,
-                lost: self.counter,
+                unsaved: self.counter,
             },
         }
     }
@@ -96,7 +96,7 @@ impl FunctionPointers {
     ) -> Result<(), IcedError> {
         let locked = LockedRegisters {
             at: self.saved_registers,
-            lost: self.of_point.untyped_locked,
+            unsaved: self.of_point.untyped_locked,
         };
         chosen::count_saved(a, role, &self.of_point, place, (locked, self.counter))
     }
@@ -215,7 +215,7 @@ fn of_paired_site(
     }
     let context = PointContext {
         saved: &SAVED_IF_TIMED,
-        saved_at: SavedAt::Pushed,
+        saved_at: RegisterPlace::Pushed,
         pushed: PUSHED as u64,
         shared: pointers.shared,
         layout: pointers.layout,
@@ -301,7 +301,7 @@ fn with_copy(
 }
 
 /// Returns the trampoline at `at` of a function of which only some hits are counted, or which has a histogram, and the
-/// copy of the displaced instructions in it. If the function uses the x87 unit, registers are saved behind the lock,
+/// copy of the displaced instructions in it. If the function uses the x87 unit, registers are saved under the lock,
 /// and the two counters of the point are incremented by locked instructions; the second one also if the lock is not
 /// free.
 ///

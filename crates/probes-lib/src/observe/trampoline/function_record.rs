@@ -9,7 +9,7 @@
 //! read: rt_sigprocmask(2), called with the word as the new mask and with an invalid `how`, fails with `EFAULT` if the
 //! word cannot be read, else with `EINVAL`. No mask is changed. That takes about a tenth of a microsecond.
 //!
-//! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or behind a lock
+//! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or under a lock
 //! (trampoline/saved.rs).
 
 use iced_x86::IcedError;
@@ -26,7 +26,7 @@ use super::filter;
 use super::readable::{unless_kernel_reads, unless_readable, unless_valid_at_record};
 use super::record;
 use super::sampling;
-use super::saved::{LockedRegisters, SaveArea, Saving};
+use super::saved::{LockedRegisters, RegisterSaver, SaveArea};
 use super::stack_info;
 use crate::address::{LiveAddr, PAGE};
 use crate::observe::layout::shared::{SharedLayout, record as layout_of};
@@ -76,9 +76,9 @@ pub(super) fn code(
         a.add_instruction(locked_increment(pointers.untyped)?)?;
         return a.assemble(at.0);
     }
-    let mut saving = Saving::new(&mut a, place, SAVED_IF_TIMED.len(), pointers.saved);
-    saving.save(&mut a)?;
-    let context = saving.context(pointers.shared, pointers.layout);
+    let mut saver = RegisterSaver::new(&mut a, place, SAVED_IF_TIMED.len(), pointers.saved);
+    saver.save(&mut a)?;
+    let context = saver.context(pointers.shared, pointers.layout);
     let (mut skipped, mut untyped) = (a.create_label(), a.create_label());
     if let Some(filter) = filter {
         filter::filter(&mut a, filter, context, skipped, untyped)?;
@@ -106,7 +106,7 @@ pub(super) fn code(
         // An instruction can have only one label, and there may be another.
         a.nop()?;
     }
-    saving.restore(&mut a)?;
+    saver.restore(&mut a)?;
     fields.emit_here(&mut a, pointers.layout, pointers.shared)?;
     a.assemble(at.0)
 }

@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use iced_x86::code_asm::{AsmRegister64, CodeAssembler, CodeLabel, rax, rdx};
 use iced_x86::{BlockEncoderOptions, IcedError};
 
-use super::at_point::{PointContext, SavedAt};
+use super::at_point::{PointContext, RegisterPlace};
 use super::count::{self, SlowPath};
 use super::emit::{find_shared_and_time, jump_to, locked_increment};
 use super::fields::FieldCopies;
@@ -144,7 +144,7 @@ impl<'r> HitAssembler<'r> {
     fn context(&self, saved: &'static [SavedRegister]) -> PointContext {
         PointContext {
             saved,
-            saved_at: SavedAt::Copies,
+            saved_at: RegisterPlace::Copies,
             pushed: PUSHED,
             shared: self.pointers.shared,
             layout: self.pointers.layout,

@@ -6,13 +6,13 @@
 //!                     return address, which has been written to: for a fault at the end of the stack, OCaml 4 raises
 //!                     `Stack_overflow` only if the fault is in OCaml code
 //! in MMX registers    which alias those of the x87 unit, if that is not in use
-//! behind a lock       in the data of the arena; all threads share this place
+//! under a lock        in the data of the arena; all threads share this place
 //! ```
 
 use iced_x86::code_asm::{AsmMemoryOperand, CodeAssembler, CodeLabel, qword_ptr, rsp};
 use iced_x86::{Code, IcedError, Instruction, Register};
 
-use super::at_point::{PointContext, SavedAt};
+use super::at_point::{PointContext, RegisterPlace};
 use super::emit::{at_address, load, locked_increment};
 use super::stack_room::unless_room_on_stack;
 use super::{SAVED_IF_TIMED, SavedRegister};
@@ -27,8 +27,9 @@ const TRIES: u32 = 8;
 pub(super) struct LockedRegisters {
     /// The lock; the registers follow it.
     pub(super) at: LiveAddr,
-    /// The counter that is incremented if the lock does not become free: of lost or untyped hits.
-    pub(super) lost: LiveAddr,
+    /// The counter of hits whose registers could not be saved, because the lock did not become free: of lost or untyped
+    /// ones.
+    pub(super) unsaved: LiveAddr,
 }
 
 impl LockedRegisters {
@@ -38,8 +39,8 @@ impl LockedRegisters {
     }
 }
 
-/// Which of the places in the table above are used: if two, the stack if it has room, or else the other. [`SavedAt`] is
-/// the same with addresses, for code that reads the registers.
+/// Which of the places in the table above are used: if two, the stack if it has room, or else the other.
+/// [`RegisterPlace`] is the same with addresses, for code that reads the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SaveArea {
     Mmx,
@@ -59,7 +60,7 @@ impl SaveArea {
 }
 
 /// Registers that are saved, used, and restored.
-pub(super) struct Saving {
+pub(super) struct RegisterSaver {
     place: SaveArea,
     used: &'static [SavedRegister],
     locked: LockedRegisters,
@@ -72,15 +73,15 @@ pub(super) struct Saving {
     end: CodeLabel,
 }
 
-impl Saving {
+impl RegisterSaver {
     /// Saves the first `count` registers of [`SAVED_IF_TIMED`].
     pub(super) fn new(
         a: &mut CodeAssembler,
         place: SaveArea,
         count: usize,
         locked: LockedRegisters,
-    ) -> Saving {
-        Saving {
+    ) -> RegisterSaver {
+        RegisterSaver {
             place,
             used: &SAVED_IF_TIMED[..count],
             locked,
@@ -91,12 +92,12 @@ impl Saving {
         }
     }
 
-    /// Where the code that [`Saving::restore`] emits ends, with all registers as they were.
+    /// Where the code that [`RegisterSaver::restore`] emits ends, with all registers as they were.
     pub(super) fn end(&self) -> CodeLabel {
         self.end
     }
 
-    /// Emits the code that saves them; it jumps to [`Saving::end`] if they cannot be saved.
+    /// Emits the code that saves them; it jumps to [`RegisterSaver::end`] if they cannot be saved.
     pub(super) fn save(&mut self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         if !self.place.is_stack_first() {
             return self.save_elsewhere(a);
@@ -139,7 +140,7 @@ impl Saving {
         self.lock(a)?;
         for (index, (register, _)) in self.used.iter().enumerate() {
             let (place, register) = (
-                at_address(self.behind_lock(index)),
+                at_address(self.under_lock(index)),
                 Register::from(*register),
             );
             a.add_instruction(Instruction::with2(Code::Mov_rm64_r64, place, register)?)?;
@@ -155,13 +156,13 @@ impl Saving {
             return a.emms();
         }
         for (index, (register, _)) in self.used.iter().enumerate() {
-            load(a, *register, self.behind_lock(index))?;
+            load(a, *register, self.under_lock(index))?;
         }
         let unlocked = at_address(self.locked.at);
         a.add_instruction(Instruction::with2(Code::Mov_rm32_imm32, unlocked, 0)?)
     }
 
-    /// Emits the code that takes the lock; it jumps to [`Saving::end`] if the lock does not become free.
+    /// Emits the code that takes the lock; it jumps to [`RegisterSaver::end`] if the lock does not become free.
     fn lock(&self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let mut taken = a.create_label();
         for _ in 0..TRIES {
@@ -171,7 +172,7 @@ impl Saving {
             a.jnc(taken)?;
             a.pause()?;
         }
-        a.add_instruction(locked_increment(self.locked.lost)?)?;
+        a.add_instruction(locked_increment(self.locked.unsaved)?)?;
         a.jmp(self.end)?;
         a.set_label(&mut taken)
     }
@@ -182,10 +183,10 @@ impl Saving {
         PointContext {
             saved: self.used,
             saved_at: match self.place {
-                SaveArea::Mmx => SavedAt::Copies,
-                SaveArea::Lock => SavedAt::Address(registers),
-                SaveArea::StackOrMmx => SavedAt::StackOrCopies,
-                SaveArea::StackOrLock => SavedAt::StackOrAddress(registers),
+                SaveArea::Mmx => RegisterPlace::Copies,
+                SaveArea::Lock => RegisterPlace::Address(registers),
+                SaveArea::StackOrMmx => RegisterPlace::StackOrCopies,
+                SaveArea::StackOrLock => RegisterPlace::StackOrAddress(registers),
             },
             pushed: 0,
             shared,
@@ -198,8 +199,8 @@ impl Saving {
         qword_ptr(rsp + 8 * (index as i32 - self.used.len() as i32))
     }
 
-    /// Returns where a register is saved behind the lock.
-    fn behind_lock(&self, index: usize) -> LiveAddr {
+    /// Returns where a register is saved under the lock.
+    fn under_lock(&self, index: usize) -> LiveAddr {
         self.locked.registers().plus(8 * index as u64)
     }
 }

@@ -364,7 +364,7 @@ fn forked_child_leaves_timed_code_at_once() {
     let in_program = LiveAddr(0x5555_0000_0018);
     let locked = LockedRegisters {
         at: LiveAddr(0x5555_0000_0800),
-        lost: LiveAddr(0x5555_0000_0900),
+        unsaved: LiveAddr(0x5555_0000_0900),
     };
     let pointers = RecordPointers {
         shared: LiveAddr(0x5555_0000_0030),

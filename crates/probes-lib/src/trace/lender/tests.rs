@@ -625,7 +625,7 @@ fn lost_lease_is_not_blamed_on_seccomp() {
         eventually("the process is resumed", || {
             (!is_stopped(process.pid())).then_some(())
         });
-        Permissions::of(process, false).check_some_thread_may(&stopped, &[])
+        Permissions::of(process, false).check_some_thread_may_call(&stopped, &[])
     });
     let error = checked.unwrap_err();
     let kind = error.kind();

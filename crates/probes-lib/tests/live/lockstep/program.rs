@@ -183,15 +183,15 @@ impl Program {
     }
 }
 
-/// What is observed of a program.
+/// Which places of a program are observed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Observed {
-    /// All entries.
-    Counted,
-    /// Entries and exits of all functions with these names; the other entries.
-    Timed(&'static [&'static str]),
+pub(super) enum ObservedPlaces {
+    /// The entries of all functions.
+    Entries,
+    /// The entries of all functions, and the exits of those with these names.
+    EntriesAndExits(&'static [&'static str]),
     /// Instructions in functions.
-    Within,
+    Instructions,
 }
 
 /// A copy of a program, observed.
@@ -210,7 +210,7 @@ pub(super) struct Twin<'p> {
 impl<'p> Twin<'p> {
     pub(super) fn of(
         program: &'p Program,
-        observed: Observed,
+        observed: ObservedPlaces,
         random: &mut fastrand::Rng,
     ) -> Twin<'p> {
         let copy = program.original.fork();
@@ -231,14 +231,14 @@ impl<'p> Twin<'p> {
         let mut within = program.instructions_within(random);
         let observer = loop {
             let observation = match observed {
-                Observed::Counted => Observation::new().count_functions(glob("*")),
-                Observed::Timed(names) => {
+                ObservedPlaces::Entries => Observation::new().count_functions(glob("*")),
+                ObservedPlaces::EntriesAndExits(names) => {
                     let all = Observation::new().count_functions(glob("*"));
                     names
                         .iter()
                         .fold(all, |all, name| all.time_functions(glob(name)))
                 }
-                Observed::Within => {
+                ObservedPlaces::Instructions => {
                     let places = within.values().map(|at| probes_lib::LiveAddr(*at));
                     places.fold(Observation::new(), |all, at| {
                         all.count_functions(FunctionSelector::Address(at))

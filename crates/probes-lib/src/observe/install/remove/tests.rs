@@ -157,7 +157,7 @@ fn orphaned_calls_in_use_are_kept_and_reported() {
     injected.talker.hits();
 }
 
-/// The functions of fixture `wrappers`, each timed together with the next, and their arenas.
+/// The functions of fixture `externals`, each timed together with the next, and their arenas.
 struct Wrappers {
     talker: Talker,
     observer: Observer,
@@ -168,7 +168,7 @@ struct Wrappers {
 
 impl Wrappers {
     fn observe() -> Wrappers {
-        let talker = Talker::start(&fixture("wrappers.pie"));
+        let talker = Talker::start(&fixture("externals.pie"));
         let target = Target::open_any(talker.pid()).unwrap();
         let globs = ["wrapper_?", "padded_wrapper", "after_wrappers"];
         let selectors = globs.map(|glob| FunctionSelector::Glob(glob.parse().unwrap()));

@@ -34,7 +34,7 @@ use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, header, order};
 use crate::observe::role::{HistogramRole, MemorySource};
-use crate::observe::trampoline::at_point::SavedAt;
+use crate::observe::trampoline::at_point::RegisterPlace;
 use crate::observe::trampoline::stack_room::RED_ZONE;
 use crate::observe::trampoline::values;
 use crate::observe::value_pages::runtime_pages;
@@ -402,7 +402,7 @@ pub(in super::super) fn finished(
     let kept = kept.iter().filter(is_kept);
     let context = PointContext {
         saved,
-        saved_at: SavedAt::Copies,
+        saved_at: RegisterPlace::Copies,
         pushed: 8,
         shared: LiveAddr(CODE),
         layout: SharedLayout {

@@ -328,7 +328,7 @@ fn recorded_calls_of_c_are_golden() {
         "listings/recorded.txt",
         &recorded(&role, call, false, layout),
     );
-    // Operands in memory, at an instruction: registers are saved behind the lock. Some of them are read.
+    // Operands in memory, at an instruction: registers are saved under the lock. Some of them are read.
     let inside = watched_function(WordKind::Text, FunctionPart::Inside);
     let mut role = watch_role(
         inside,
