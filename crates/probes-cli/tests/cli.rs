@@ -52,9 +52,11 @@ mod doctor; // what the machine and processes allow
 #[path = "cli/documents.rs"]
 mod documents; // the documents agree with the tests, and JSON output with its page
 #[path = "cli/follow.rs"]
-mod follow; // -follow: fork, exec, dlopen
+mod follow; // -follow: fork and exec
 #[path = "cli/follow_forked.rs"]
 mod follow_forked; // -follow of the commands that observe
+#[path = "cli/follow_loads.rs"]
+mod follow_loads; // -follow: dlopen
 #[path = "cli/forked.rs"]
 mod forked; // hits of forked processes that are missing
 #[path = "cli/functions.rs"]
@@ -85,6 +87,8 @@ mod latency_by; // times by keys
 mod latency_over; // slow ones of them, one by one
 #[path = "cli/latency_several.rs"]
 mod latency_several; // of several processes together
+#[path = "cli/lending.rs"]
+mod lending; // processes that are followed, and lent to another tool
 #[path = "cli/list.rs"]
 mod list; // probes of files, in all formats
 #[path = "cli/list_usdt.rs"]
@@ -107,6 +111,10 @@ mod postgresql; // real PostgreSQL, and its queries
 mod profile; // where the time goes
 #[path = "cli/record.rs"]
 mod record; // time lines
+#[path = "cli/record_last.rs"]
+mod record_last; // of the last time before something happens
+#[path = "cli/record_pairs.rs"]
+mod record_pairs; // of pairs and requests
 #[path = "cli/release_build.rs"]
 mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]

@@ -1,11 +1,9 @@
-//! `attach -follow` and `trace -follow`: following fork, exec and dlopen, and detaching.
+//! `attach -follow` and `trace -follow`: following fork and exec, and detaching.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -17,18 +15,18 @@ use crate::count::{end, start_observing};
 use crate::support::{Directory, command, is_observed, object, run, started_by, states};
 
 const ON: &str = "ping enabled\npong enabled\n";
-const OFF: &str = "ping disabled\npong disabled\n";
+pub(crate) const OFF: &str = "ping disabled\npong disabled\n";
 
 /// The tool, following a process.
-struct Following(Talker);
+pub(crate) struct Following(pub(crate) Talker);
 
 impl Following {
-    fn attach(pid: i32) -> Following {
+    pub(crate) fn attach(pid: i32) -> Following {
         let mut tool = command(["attach", "-follow", "-quiet", "-enable-all", "-pid"]);
         Following::started(tool.arg(pid.to_string()), pid)
     }
 
-    fn started(tool: &mut Command, pid: i32) -> Following {
+    pub(crate) fn started(tool: &mut Command, pid: i32) -> Following {
         let following = Following(Talker::spawn(tool));
         eventually("its loader is hooked", || {
             process::is_loader_changed(pid).then_some(())
@@ -37,7 +35,7 @@ impl Following {
     }
 
     /// Interrupts the tool, and asserts that it exits with status 0.
-    fn end(mut self) {
+    pub(crate) fn end(mut self) {
         kill(Pid::from_raw(self.0.pid()), Signal::SIGTERM).unwrap();
         assert_eq!(self.0.guard().wait().code(), Some(0));
     }
@@ -45,7 +43,7 @@ impl Following {
 
 /// Asserts that nothing of ours remains in a process, and that it is not traced.
 #[track_caller]
-fn assert_left_alone(pid: i32) {
+pub(crate) fn assert_left_alone(pid: i32) {
     eventually("it is not traced", || {
         (status(pid, "TracerPid") == "0").then_some(())
     });
@@ -55,13 +53,13 @@ fn assert_left_alone(pid: i32) {
     );
 }
 
-fn quit(mut talker: Talker) {
+pub(crate) fn quit(mut talker: Talker) {
     talker.send("quit");
     assert_eq!(talker.guard().wait().code(), Some(0));
 }
 
 /// Ends following, which must leave nothing in the process, and then the process.
-fn leave(following: Following, talker: Talker) {
+pub(crate) fn leave(following: Following, talker: Talker) {
     following.end();
     assert_left_alone(talker.pid());
     quit(talker);
@@ -123,23 +121,6 @@ fn started_processes_have_their_probes_before_they_run() {
         assert_eq!(states(talker.pid()), ON);
         assert_left_alone(talker.pid());
         quit(talker);
-    }
-}
-
-// promise: Following: The probes of libraries are set before their initialisers run, in followed
-//    processes too (4)
-#[test]
-fn library_probes_are_enabled_before_their_initialisers() {
-    for family in fixture_forms("family") {
-        let eager = ["objects/eager", "objects/musl/eager"].map(fixture_forms);
-        for eager in eager.as_flattened() {
-            let mut talker = Talker::start(&family);
-            let following = Following::attach(talker.pid());
-            talker.ask(&format!("exec {}", eager.display()), "ready");
-            let hits = talker.ask("plugins", "plugins");
-            assert_eq!(hits, "plugins 0:ping=2,plug=4");
-            leave(following, talker);
-        }
     }
 }
 
@@ -294,225 +275,6 @@ fn no_child_is_missed_while_others_observe() {
     }
 }
 
-/// What happens while a process is lent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Accident {
-    FollowerKilled,
-    /// It is stopped until the tool has given up.
-    FollowerSilent,
-    ToolKilled,
-    /// It is stopped, and continued later.
-    ToolSilent,
-    /// They are stopped, and continued later, like a job of the shell.
-    BothSilent,
-}
-
-/// Longer than a tool waits for its follower.
-const LONG_SILENCE: Duration = Duration::from_secs(7);
-
-/// How long it may take until a process is seen while it is lent.
-const LENDING_LIMIT: Duration = Duration::from_secs(120);
-
-/// Stops the process `tool` with a signal; returns whether the process `pid`, which is lent, is then stopped, and so
-/// stays for as long as the other tool waits. If not, `tool` is continued.
-fn stop_while_lent(tool: i32, pid: i32) -> bool {
-    let send = |signal| kill(Pid::from_raw(tool), signal).unwrap();
-    send(Signal::SIGSTOP);
-    // It may have exited.
-    let is_still = |tid: &i32| matches!(process::state(*tid), Some('T' | 'Z') | None);
-    eventually("all its threads are stopped", || {
-        process::threads(tool).iter().all(is_still).then_some(())
-    });
-    let is_lent = process::state(tool) == Some('T') && process::state(pid) == Some('t');
-    if !is_lent {
-        send(Signal::SIGCONT);
-    }
-    is_lent
-}
-
-/// Follows a process and observes it again and again, until it is stopped for an observer; then the accident happens.
-/// Asserts that each observer has succeeded, or said why it has not. Returns whether the last one has not succeeded.
-fn end_lending_by(accident: Accident, talker: &mut Talker) -> bool {
-    let lost = if accident == Accident::FollowerSilent {
-        "is followed by a tool that does not answer, and may be stopped until that does"
-    } else {
-        "was resumed too early: the tool that follows it has exited"
-    };
-    let pid = talker.pid();
-    let begun = Instant::now();
-    let mut attach = command(["attach", "-follow", "-enable-all", "-pid"]);
-    let mut following = Following::started(attach.arg(pid.to_string()), pid);
-    let follower = following.0.pid();
-    let resume = |tool| kill(Pid::from_raw(tool), Signal::SIGCONT).unwrap();
-    // It prints what it has changed once it follows. Its loader may be hooked since an earlier follower was killed.
-    following.0.expect(&format!("{pid} pong"));
-    eventually("it runs", || {
-        (process::state(pid) != Some('t')).then_some(())
-    });
-    assert_ne!(status(pid, "TracerPid"), "0");
-    let mut has_happened = false;
-    let mut has_failed = false;
-    while !has_happened {
-        assert!(
-            begun.elapsed() < LENDING_LIMIT,
-            "never seen while it was lent"
-        );
-        let mut observer = command(["count", "-quiet", "-for", "1ms", "-pid"]);
-        observer.arg(pid.to_string()).stdout(Stdio::null());
-        let mut observer = Guard::spawn(observer.stderr(Stdio::piped()));
-        let victim = match accident {
-            Accident::FollowerKilled | Accident::FollowerSilent | Accident::BothSilent => follower,
-            Accident::ToolKilled | Accident::ToolSilent => observer.pid(),
-        };
-        while observer.is_running() && !has_happened {
-            if process::state(pid) != Some('t') || !stop_while_lent(victim, pid) {
-                std::thread::yield_now();
-                continue;
-            }
-            has_happened = true;
-            match accident {
-                Accident::FollowerKilled => following.0.guard().child().kill().unwrap(),
-                Accident::ToolKilled => observer.child().kill().unwrap(),
-                Accident::FollowerSilent => {
-                    observer.wait();
-                    resume(follower);
-                }
-                Accident::ToolSilent => {
-                    talker.hits();
-                    resume(observer.pid());
-                }
-                Accident::BothSilent => {
-                    let send = |signal| kill(Pid::from_raw(observer.pid()), signal).unwrap();
-                    send(Signal::SIGSTOP);
-                    std::thread::sleep(LONG_SILENCE);
-                    send(Signal::SIGCONT);
-                    resume(follower);
-                }
-            }
-        }
-        let status = observer.wait();
-        let mut said = String::new();
-        let stderr = observer.child().stderr.as_mut().unwrap();
-        stderr.read_to_string(&mut said).unwrap();
-        let is_killed = accident == Accident::ToolKilled && status.signal().is_some();
-        let is_reported = has_happened && said.contains(lost);
-        assert!(
-            status.success() || is_killed || is_reported,
-            "{accident:?}, has happened: {has_happened}; {status}; {said}"
-        );
-        has_failed = !status.success();
-    }
-    if accident == Accident::FollowerKilled {
-        following.0.guard().wait();
-    } else {
-        assert_eq!(talker.ask("fork", "child"), "child hits ping=3 pong=1");
-        talker.expect("started 0");
-        following.end();
-    }
-    has_failed
-}
-
-/// Asserts that a process answers and that what a killed tool has left can be removed.
-fn assert_runs_and_can_be_cleaned(talker: &mut Talker) {
-    let pid = talker.pid();
-    talker.hits();
-    assert_eq!(status(pid, "TracerPid"), "0");
-    run(&format!("observe -clean -quiet -pid {pid}")).answer();
-    assert!(!is_observed(pid));
-    // The probes stay as the follower has set them.
-    run(&format!("attach -quiet -disable-all -pid {pid}")).answer();
-    assert_eq!(states(pid), OFF);
-}
-
-/// Repeats the accident at least `times` times, and until an observer fails: an observer that has only to resume the
-/// process succeeds.
-fn end_lendings_by(accident: Accident, times: usize, talker: &mut Talker) {
-    let mut has_failed = false;
-    let mut done = 0;
-    while done < times || !has_failed {
-        assert!(done < times + 20, "no observer has failed");
-        has_failed |= end_lending_by(accident, talker);
-        assert_runs_and_can_be_cleaned(talker);
-        done += 1;
-    }
-}
-
-// promise: Following: If the follower is killed while it lends a process, the process runs on, and what is left
-//    can be removed (2 × 10 kills)
-#[test]
-fn killed_follower_leaves_lent_process_running() {
-    for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
-        end_lendings_by(Accident::FollowerKilled, 10, &mut talker);
-        quit(talker);
-    }
-}
-
-// promise: Following: If a tool is killed while a followed process is lent to it, the process runs on and is followed
-//    on (2 × 10 kills)
-#[test]
-fn killed_tool_leaves_lent_process_running() {
-    for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
-        for _ in 0..10 {
-            assert!(end_lending_by(Accident::ToolKilled, &mut talker));
-            assert_runs_and_can_be_cleaned(&mut talker);
-        }
-        assert_left_alone(talker.pid());
-        quit(talker);
-    }
-}
-
-// promise: Following: If a tool is silent while a followed process is lent to it, the process runs on and is followed
-//    on (2 × 3 times)
-#[test]
-fn silent_tool_leaves_lent_process_running() {
-    for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
-        end_lendings_by(Accident::ToolSilent, 3, &mut talker);
-        assert_left_alone(talker.pid());
-        quit(talker);
-    }
-}
-
-#[test]
-fn tool_stopped_with_its_follower_reports_no_error() {
-    let mut talker = Talker::start(&fixture("family.pie"));
-    for _ in 0..3 {
-        end_lending_by(Accident::BothSilent, &mut talker);
-        assert_runs_and_can_be_cleaned(&mut talker);
-    }
-    assert_left_alone(talker.pid());
-    quit(talker);
-}
-
-#[test]
-fn silent_follower_leaves_lent_process_running() {
-    let mut talker = Talker::start(&fixture("family.pie"));
-    end_lendings_by(Accident::FollowerSilent, 1, &mut talker);
-    assert_left_alone(talker.pid());
-    quit(talker);
-}
-
-#[test]
-fn observation_outlives_its_follower() {
-    for family in fixture_forms("family") {
-        let mut talker = Talker::start(&family);
-        let pid = talker.pid();
-        for signal in [Signal::SIGKILL, Signal::SIGTERM] {
-            let mut following = Following::attach(pid);
-            let count = start_observing("count -quiet", pid);
-            kill(Pid::from_raw(following.0.pid()), signal).unwrap();
-            following.0.guard().wait();
-            talker.hits();
-            let lines = end(count, Signal::SIGINT);
-            assert!(lines[0].starts_with("3 "), "{lines:?}");
-            assert!(!is_observed(pid));
-        }
-        quit(talker);
-    }
-}
-
 #[test]
 fn process_is_followed_through_several_execs() {
     for way in ["exec", "thread"] {
@@ -530,37 +292,6 @@ fn process_is_followed_through_several_execs() {
         let mut tool = following.0;
         assert_eq!(tool.guard().wait().code(), Some(0), "no process remains");
         assert_left_alone(pid);
-        quit(talker);
-    }
-}
-
-// promise: Following: Every object loaded later has its probes set before it runs (2 × 72 loads)
-#[test]
-fn objects_loaded_later_have_their_probes_set() {
-    for host in fixture_forms("objects/host") {
-        let mut talker = Talker::start(&host);
-        let pid = talker.pid();
-        let directory = Directory::new("follow-objects");
-        let eager = directory.copy(&fixture("objects/eager.so"), "eager.so");
-        let plugin = fixture("objects/plugin.so");
-        let following = Following::attach(pid);
-        let hits = |talker: &mut Talker| talker.ask("plugins", "plugins");
-        talker.ask(&format!("load {}", eager.display()), "loaded 0");
-        // In its own constructor, and in a round.
-        assert_eq!(hits(&mut talker), "plugins 0:ping=2,plug=4");
-        talker.ask(&format!("isolate {}", eager.display()), "loaded 1");
-        assert_eq!(hits(&mut talker), "plugins 0:ping=3,plug=6 1:ping=2,plug=4");
-        for _ in 0..20 {
-            talker.ask("unload 0", "unloaded");
-            talker.ask(&format!("load {}", plugin.display()), "loaded 0");
-        }
-        assert!(hits(&mut talker).starts_with("plugins 0:ping=1,plug=2 "));
-        talker.ask("unload 0", "unloaded");
-        talker.ask(&format!("churn 50 {}", plugin.display()), "churned");
-        following.end();
-        assert_left_alone(pid);
-        talker.ask(&format!("load {}", plugin.display()), "loaded 0");
-        assert!(hits(&mut talker).starts_with("plugins 0:ping=0,plug=0 "));
         quit(talker);
     }
 }
@@ -700,53 +431,6 @@ fn followed_program_that_cannot_start_is_an_error() {
         let failure = crate::support::run_command(tool.arg(directory.join(program))).failure();
         assert!(failure.contains(message), "{failure}");
         assert!(failure.contains("the program was not started"), "{failure}");
-    }
-}
-
-#[test]
-fn probes_that_appear_later_are_set_then() {
-    let plugin = fixture("objects/eager.so");
-    for (program, missing) in [
-        ("objects/host", "no probe \"plug\" in host."),
-        ("family", "no probe \"plug\" in family."),
-        ("no_probes", "no OCaml probes in "),
-    ] {
-        for file in fixture_forms(program) {
-            let mut trace = command(["trace", "-follow", "-wait", "-enable", "plug", "-prog"]);
-            trace.arg(&file).stderr(Stdio::piped());
-            let mut traced = Talker::spawn(&mut trace);
-            traced.expect("ready");
-            let mut running = Talker::start(&file);
-            let pid = running.pid();
-            let mut attach = command(["attach", "-follow", "-enable", "plug", "-pid"]);
-            attach.arg(pid.to_string()).stderr(Stdio::piped());
-            let mut following = Following::started(&mut attach, pid);
-            for talker in [&mut traced, &mut running] {
-                match program {
-                    "objects/host" => {
-                        talker.ask(&format!("load {}", plugin.display()), "loaded");
-                        let hits = talker.ask("plugins", "plugins");
-                        assert_eq!(hits, "plugins 0:ping=0,plug=4");
-                    }
-                    "family" => {
-                        let eager = fixture("objects/eager.pie");
-                        talker.ask(&format!("spawn {}", eager.display()), "ready");
-                        let hits = talker.ask("plugins", "plugins");
-                        assert_eq!(hits, "plugins 0:ping=0,plug=4");
-                        talker.ask("quit", "started 0");
-                    }
-                    _ => drop(talker.ask("run", "hits")),
-                }
-                talker.send("quit");
-            }
-            for tool in [&mut traced, &mut following.0] {
-                let said = tool.guard().child().stderr.take().unwrap();
-                assert_eq!(tool.guard().wait().code(), Some(0));
-                let said = read(said);
-                assert!(said.contains("ocaml-probes: warning: "), "{said}");
-                assert!(said.contains(missing), "{said}");
-            }
-        }
     }
 }
 
@@ -909,80 +593,6 @@ fn vfork_and_exited_first_thread_are_followed() {
     }
 }
 
-// promise: Following: A program under seccomp is changed, and a warning says which loads cannot be
-//    seen (2)
-#[test]
-fn warning_if_seccomp_hides_later_loads() {
-    for seccomp in fixture_forms("seccomp") {
-        let mut talker = Talker::start(&seccomp);
-        let mut tool = command(["attach", "-follow", "-enable-all", "-pid"]);
-        tool.arg(talker.pid().to_string());
-        tool.stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut tool = Guard::spawn(&mut tool);
-        eventually("its probes are on", || {
-            (talker.hits().iter().map(|(_, hits)| hits).sum::<u64>() > 0).then_some(())
-        });
-        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
-        assert_eq!(tool.wait().code(), Some(0));
-        let said = read(tool.child().stderr.take().unwrap());
-        let verb = if geteuid().is_root() {
-            "forbids"
-        } else {
-            "may forbid"
-        };
-        let reason =
-            format!("a seccomp filter {verb} the system calls of the hook in its dynamic loader");
-        assert!(
-            said.contains(&format!("will not be seen: {reason}")),
-            "{said}"
-        );
-        assert_left_alone(talker.pid());
-    }
-}
-
-/// Starts the program that loads plugins, under the filters of services and containers.
-fn start_under_real_filters(host: &Path) -> Talker {
-    let filters = ["system-service.x86_64.bpf", "docker.bpf"];
-    let mut command = Command::new(fixture("under_filters.exe"));
-    command.args(filters.map(|name| fixture("filters").join(name)));
-    let mut talker = Talker::spawn(command.arg("--").arg(host));
-    talker.expect("ready");
-    talker
-}
-
-// promise: Following: Root sees what a process under the filters of systemd and Docker loads; others
-//    are warned (2)
-#[test]
-fn loads_are_seen_under_real_filters() {
-    let load = format!("load {}", fixture("objects/plugin.so").display());
-    for host in fixture_forms("objects/host") {
-        let mut talker = start_under_real_filters(&host);
-        if geteuid().is_root() {
-            let following = Following::attach(talker.pid());
-            talker.ask(&load, "loaded 0");
-            let hits = talker.ask("plugins", "plugins");
-            assert_eq!(hits, "plugins 0:ping=1,plug=2");
-            leave(following, talker);
-            continue;
-        }
-        let mut tool = command(["attach", "-follow", "-enable-all", "-pid"]);
-        tool.arg(talker.pid().to_string());
-        tool.stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut tool = Guard::spawn(&mut tool);
-        eventually("it is traced", || {
-            (status(talker.pid(), "TracerPid") != "0").then_some(())
-        });
-        let mut warning = String::new();
-        let errors = tool.child().stderr.as_mut().unwrap();
-        BufReader::new(errors).read_line(&mut warning).unwrap();
-        assert!(warning.contains("may forbid"), "{warning}");
-        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
-        assert_eq!(tool.wait().code(), Some(0));
-        assert_left_alone(talker.pid());
-        quit(talker);
-    }
-}
-
 // promise: Following: A program is still followed after the process that started it was killed (2)
 #[test]
 fn program_is_followed_after_its_parent_was_killed() {
@@ -1110,54 +720,10 @@ fn several_are_followed_unless_one_is_already_traced() {
     }
 }
 
-fn read(mut stream: impl Read) -> String {
+pub(crate) fn read(mut stream: impl Read) -> String {
     let mut said = String::new();
     stream.read_to_string(&mut said).unwrap();
     said
-}
-
-// promise: Following: A signal handler that interrupted the loader hook returns into it (2, until
-//    it happens)
-#[test]
-fn signal_handler_returns_into_the_loader_hook() {
-    for host in fixture_forms("objects/host") {
-        let mut talker = Talker::start(&host);
-        let pid = talker.pid();
-        let plugin = fixture("objects/plugin.so");
-        talker.ask("catch", "catching");
-        eventually("a signal is received in the hook", || {
-            let following = Following::attach(pid);
-            talker.send(&format!("churn 1000 {}", plugin.display()));
-            eventually("it loads and unloads", || {
-                let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
-                maps.contains("plugin.so").then_some(())
-            });
-            kill(Pid::from_raw(pid), Signal::SIGUSR1).unwrap();
-            talker.expect("handling");
-            following.end();
-            assert_eq!(status(pid, "TracerPid"), "0");
-            // If no thread was in the hook, the hook has been removed: try again.
-            let is_left = process::is_loader_changed(pid);
-            talker.ask("", "churned 1000");
-            is_left.then_some(())
-        });
-        // The next tool that follows the process removes the hook that remains.
-        let mut tool = command([
-            "attach",
-            "-follow",
-            "-quiet",
-            "-disable-all",
-            "-force",
-            "-pid",
-        ]);
-        let following = Following(Talker::spawn(tool.arg(pid.to_string())));
-        eventually("it is traced", || {
-            (status(pid, "TracerPid") != "0").then_some(())
-        });
-        following.end();
-        assert_left_alone(pid);
-        quit(talker);
-    }
 }
 
 #[test]

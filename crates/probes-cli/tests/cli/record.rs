@@ -1,12 +1,10 @@
 //! `record`: time lines, read back by other people's readers and compared with what the programs say that they did.
 
-use std::fs::{self, File, Permissions};
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{ChildStderr, Command, Stdio};
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
@@ -18,13 +16,13 @@ use test_support::{Scratch, Talker, eventually, fixture_forms, program, program_
 use crate::support::{Run, command, is_observed, object, run, run_command};
 
 /// A recording that is being made.
-struct Recording {
-    tool: Talker,
+pub(crate) struct Recording {
+    pub(crate) tool: Talker,
     errors: BufReader<ChildStderr>,
 }
 
 /// Starts `record` by this command, and waits until it says that it records.
-fn started(mut command: Command, saying: &str) -> Recording {
+pub(crate) fn started(mut command: Command, saying: &str) -> Recording {
     let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
     let stderr = tool.guard().child().stderr.take().unwrap();
     let mut errors = BufReader::new(stderr);
@@ -35,24 +33,38 @@ fn started(mut command: Command, saying: &str) -> Recording {
     Recording { tool, errors }
 }
 
-fn recording(pid: i32, flags: &[&str], file: &Path) -> Recording {
+pub(crate) fn recording(pid: i32, flags: &[&str], file: &Path) -> Recording {
     started(record_command(pid, flags, file), "stopped ")
 }
 
-fn record_command(pid: i32, flags: &[&str], file: &Path) -> Command {
+pub(crate) fn record_command(pid: i32, flags: &[&str], file: &Path) -> Command {
     let mut command = command(["record", "-pid", &pid.to_string()]);
     command.args(flags).arg("-o").arg(file);
     command
 }
 
+/// `record` of a process, which cannot write more than so many blocks of 512 or 1024 bytes to a file: that is then an
+/// error, and no signal.
+pub(crate) fn limited_command(blocks: u32, pid: i32, flags: &[&str], file: &Path) -> Command {
+    let tool = record_command(pid, flags, file);
+    let mut limited = Command::new("sh");
+    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
+    limited.args(["-c", &script, "sh"]);
+    limited.arg(tool.get_program()).args(tool.get_args());
+    for (name, value) in tool.get_envs() {
+        limited.env(name, value.unwrap_or_default());
+    }
+    limited
+}
+
 impl Recording {
     /// Interrupts it; returns what it prints.
-    fn end(self) -> Run {
+    pub(crate) fn end(self) -> Run {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGINT).unwrap();
         self.until_end()
     }
 
-    fn until_end(mut self) -> Run {
+    pub(crate) fn until_end(mut self) -> Run {
         let mut stdout = String::new();
         while let Some(line) = self.tool.line() {
             stdout += &(line + "\n");
@@ -68,7 +80,7 @@ impl Recording {
 }
 
 /// What a file has, by a reader that is not ours.
-fn read(file: &Path) -> Value {
+pub(crate) fn read(file: &Path) -> Value {
     read_by(file, &[])
 }
 
@@ -91,21 +103,21 @@ fn read_by(file: &Path, flags: &[&str]) -> Value {
     serde_json::from_slice(&read.stdout).unwrap()
 }
 
-fn slices<'t>(timeline: &'t Value, name: &str) -> Vec<&'t Value> {
+pub(crate) fn slices<'t>(timeline: &'t Value, name: &str) -> Vec<&'t Value> {
     let slices = timeline["slices"].as_array().unwrap().iter();
     slices.filter(|slice| slice["name"] == name).collect()
 }
 
 /// A figure of the line that `record` prints, before which there may be messages.
 #[track_caller]
-fn figure(answer: &str, name: &str) -> u64 {
+pub(crate) fn figure(answer: &str, name: &str) -> u64 {
     let mut words = answer.split_ascii_whitespace();
     assert!(words.any(|word| word == name), "{answer}");
     words.next().unwrap().parse().unwrap()
 }
 
 /// A figure of what the program `calls` answers.
-fn called(answer: &str, name: &str) -> usize {
+pub(crate) fn called(answer: &str, name: &str) -> usize {
     let mut words = answer.split(' ').filter_map(|word| word.split_once('='));
     words
         .find(|(key, _)| *key == name)
@@ -115,7 +127,7 @@ fn called(answer: &str, name: &str) -> usize {
         .unwrap()
 }
 
-const FORMATS: [&str; 3] = ["calls.perfetto-trace", "calls.json", "calls.fxt"];
+pub(crate) const FORMATS: [&str; 3] = ["calls.perfetto-trace", "calls.json", "calls.fxt"];
 
 /// Asserts that the slices of `calls` are those of its rounds.
 fn assert_calls(timeline: &Value, answer: &str) {
@@ -245,7 +257,7 @@ fn pairs_are_slices_and_hits_are_instants() {
 }
 
 /// When a slice began and ended, in nanoseconds.
-fn span(slice: &Value) -> (u64, u64) {
+pub(crate) fn span(slice: &Value) -> (u64, u64) {
     let time = |field: &str| slice[field].as_u64().unwrap();
     (time("begin"), time("end"))
 }
@@ -408,169 +420,6 @@ fn file_that_was_cut_can_be_read() {
         assert!(!slices(&read_cut(&file), "Calls.leaf").is_empty());
         run(&format!("observe -clean -pid {}", target.pid())).answer();
     }
-}
-
-#[test]
-fn flight_recorder_writes_the_last_time() {
-    let scratch = Scratch::new();
-    for format in FORMATS {
-        let mut target = Talker::start(&program("calls"));
-        let file = scratch.file(format);
-        File::create(&file).unwrap();
-        let flags = ["-fn", "Calls.leaf,Calls.work", "-last", "1ms", "-json"];
-        let tool = recording(target.pid(), &flags, &file);
-        target.ask("run 1 20000", "calls");
-        assert_eq!(fs::metadata(&file).unwrap().len(), 0);
-        let report = object(&tool.end().answer());
-        let timeline = read(&file);
-        let all = timeline["slices"].as_array().unwrap();
-        assert_eq!(report["slices"], all.len());
-        assert!(!all.is_empty() && all.len() < 20_001);
-        assert!(report["last_seconds"].as_f64().unwrap() <= 0.001);
-        // `work` was called before, and has returned within this time.
-        let outer = slices(&timeline, "Calls.work");
-        assert!(outer.len() <= 1);
-        for one in outer {
-            assert!(one["args"]["began_ns_earlier"].as_u64().unwrap() > 0);
-        }
-    }
-}
-
-/// `record` of a process, which cannot write more than so many blocks of 512 or 1024 bytes to a file: that is then an
-/// error, and no signal.
-fn limited_command(blocks: u32, pid: i32, flags: &[&str], file: &Path) -> Command {
-    let tool = record_command(pid, flags, file);
-    let mut limited = Command::new("sh");
-    let script = format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\"");
-    limited.args(["-c", &script, "sh"]);
-    limited.arg(tool.get_program()).args(tool.get_args());
-    for (name, value) in tool.get_envs() {
-        limited.env(name, value.unwrap_or_default());
-    }
-    limited
-}
-
-/// The names in the directory of a file.
-fn names_beside(file: &Path) -> Vec<String> {
-    let entries = fs::read_dir(file.parent().unwrap()).unwrap();
-    let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
-}
-
-// promise: Time lines: A flight recorder that cannot write its file leaves the old one as it was, or none, and no other (3 formats)
-#[test]
-fn flight_recorder_keeps_the_old_file() {
-    for format in FORMATS {
-        let scratch = Scratch::new();
-        let mut target = Talker::start(&program("calls"));
-        let file = scratch.file(format);
-        for old in [Some("old"), None] {
-            let before = names_beside(&file);
-            let _ = fs::remove_file(&file);
-            if let Some(old) = old {
-                fs::write(&file, old).unwrap();
-            }
-            let flags = ["-fn", "Calls.*", "-last", "1h", "-json"];
-            let tool = started(limited_command(8, target.pid(), &flags, &file), "stopped ");
-            target.ask("run 1 300", "calls");
-            let done = tool.end();
-            let expected = format!(
-                "cannot write {}: File too large; the file is as it was before",
-                file.display()
-            );
-            assert!(done.stderr.contains(&expected), "{}", done.stderr);
-            assert_eq!(done.code, Some(1));
-            let report = object(&done.stdout);
-            assert_eq!(
-                (&report["bytes"], &report["slices"]),
-                (&0.into(), &0.into())
-            );
-            assert_eq!(fs::read_to_string(&file).ok().as_deref(), old);
-            let names = names_beside(&file);
-            let own = names.iter().filter(|it| !before.contains(it));
-            assert!(own.eq(old.map(|_| format)), "{names:?}");
-            assert!(!is_observed(target.pid()));
-        }
-    }
-}
-
-#[test]
-fn flight_recorder_replaces_the_file_as_a_whole() {
-    let scratch = Scratch::new();
-    let (file, link) = (scratch.file("old.json"), scratch.file("link.json"));
-    let mut target = Talker::start(&program("calls"));
-    fs::write(&file, "old").unwrap();
-    fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
-    symlink("old.json", &link).unwrap();
-    let mut old = File::open(&file).unwrap();
-    let before = names_beside(&file);
-    let mut record = |flags: &[&str], to: &Path| {
-        let tool = recording(target.pid(), flags, to);
-        target.ask("run 1 20", "calls");
-        tool.end().answer();
-        assert_eq!(names_beside(&file), before);
-    };
-    let flags = ["-fn", "Calls.leaf", "-last", "1h"];
-    record(&flags, &link);
-    assert_eq!(slices(&read(&link), "Calls.leaf").len(), 30);
-    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-    let mode = fs::metadata(&file).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o640);
-    // The old file, which is still open, is unchanged.
-    let mut text = String::new();
-    old.read_to_string(&mut text).unwrap();
-    assert_eq!(text, "old");
-    // A file with several names stays the same file.
-    fs::remove_file(&link).unwrap();
-    fs::hard_link(&file, &link).unwrap();
-    record(&flags, &file);
-    assert_eq!(slices(&read(&link), "Calls.leaf").len(), 30);
-    // A file that was removed is created again.
-    fs::remove_file(&link).unwrap();
-    let tool = recording(target.pid(), &flags, &file);
-    target.ask("run 1 20", "calls");
-    fs::remove_file(&file).unwrap();
-    tool.end().answer();
-    assert_eq!(slices(&read(&file), "Calls.leaf").len(), 30);
-}
-
-// promise: Time lines: A flight recorder that is interrupted again while it writes leaves one whole file, and no other (20)
-#[test]
-fn interrupted_flight_recorder_leaves_one_file() {
-    let scratch = Scratch::new();
-    let file = scratch.file("twice.json");
-    fs::write(&file, "[]").unwrap();
-    let before = names_beside(&file);
-    let mut target = Talker::start(&program("calls"));
-    for milliseconds in 0..20 {
-        let flags = ["-fn", "Calls.*", "-last", "1h", "-force"];
-        let tool = recording(target.pid(), &flags, &file);
-        target.ask("run 1 500", "calls");
-        let pid = Pid::from_raw(tool.tool.pid());
-        kill(pid, Signal::SIGINT).unwrap();
-        std::thread::sleep(Duration::from_millis(milliseconds));
-        tool.end();
-        assert_eq!(names_beside(&file), before);
-        read(&file);
-    }
-}
-
-#[test]
-fn probe_or_slow_call_ends_the_recording() {
-    let scratch = Scratch::new();
-    let file = scratch.file("end.json");
-    let target = Talker::start(&program("service"));
-    let flags = ["-pair", "req_start,req_end", "-until", "tick"];
-    let run = recording(target.pid(), &flags, &file).until_end();
-    assert!(run.stderr.contains("tick was hit\n"), "{}", run.stderr);
-    let timeline = read(&file);
-    assert_eq!(timeline["instants"][0]["name"], "tick");
-    let flags = ["-pair", "req_start,req_end", "-over", "1ns", "-last", "10s"];
-    let run = recording(target.pid(), &flags, &file).until_end();
-    assert!(run.stderr.contains("a slice took "), "{}", run.stderr);
-    assert!(!slices(&read(&file), "req_start,req_end").is_empty());
 }
 
 #[test]
@@ -836,313 +685,6 @@ fn wrong_command_lines_change_nothing() {
         "{nowhere}"
     );
     assert!(!is_observed(pid));
-}
-
-// promise: Time lines: Pairs that interleave in a thread are said to be wrong in the file, in each format of the summary and in a warning
-//    (3 formats of 2 programs)
-#[test]
-fn pairs_that_interleave_are_untrusted() {
-    let scratch = Scratch::new();
-    let file = scratch.file("pairs.json");
-    for program in program_forms("requests") {
-        let mut target = Talker::start(&program);
-        for format in ["plain", "table", "json"] {
-            let flags = ["-pair", "start,stop", "-format", format];
-            let tool = recording(target.pid(), &flags, &file);
-            target.ask("flight 5 20", "flight");
-            let done = tool.end();
-            if format == "json" {
-                let pair = &object(&done.stdout)["pairs"][0];
-                assert_eq!(pair["trusted"], false, "{pair}");
-                assert_eq!(pair["count"], 25, "{pair}");
-            } else {
-                assert!(done.stdout.contains("untrusted"), "{done:?}");
-            }
-            let text = "start,stop: no time can be trusted: pairs of a thread seem to interleave";
-            assert!(done.stderr.contains(text), "{done:?}");
-            assert!(done.stderr.contains("give -key EXPR"), "{done:?}");
-            assert!(done.stderr.contains("`latency -key EXPR`"), "{done:?}");
-            let timeline = read(&file);
-            let instants = timeline["instants"].as_array().unwrap();
-            let mut doubts = instants
-                .iter()
-                .filter(|it| it["name"] == "times of pairs may be wrong");
-            let said = doubts.next().unwrap()["args"]["pair"].as_str().unwrap();
-            assert!(said.starts_with(text), "{said}");
-        }
-        // Pairs that nest are trusted.
-        let tool = recording(target.pid(), &["-pair", "start,stop"], &file);
-        target.ask("flight 1 20", "flight");
-        let done = tool.end();
-        assert!(!done.stderr.contains("trusted"), "{done:?}");
-        assert!(!done.stdout.contains("untrusted"), "{done:?}");
-    }
-}
-
-#[test]
-fn untrusted_pairs_do_not_end_the_recording() {
-    let scratch = Scratch::new();
-    let file = scratch.file("pairs.json");
-    let mut target = Talker::start(&program("requests"));
-    let flags = ["-pair", "start,stop", "-over", "1ms", "-last", "1s"];
-    let tool = recording(target.pid(), &flags, &file);
-    // Of 64 at a time, a wrong one lasts much longer than 20 us.
-    target.ask("flight 64 2000", "flight");
-    let done = tool.end();
-    assert!(!done.stderr.contains("a slice took"), "{done:?}");
-    assert!(
-        done.stderr.contains("no time can be trusted"),
-        "{}",
-        done.stderr
-    );
-}
-
-#[test]
-fn ends_of_pairs_are_instants_if_selected() {
-    let scratch = Scratch::new();
-    let file = scratch.file("ends.json");
-    for probes in [["-probe", "start"], ["-regexp", "sta"]] {
-        let mut target = Talker::start(&program("requests"));
-        let flags = [&["-pair", "start,stop"], &probes[..]].concat();
-        let tool = recording(target.pid(), &flags, &file);
-        target.ask("flight 1 4", "flight");
-        tool.end().answer();
-        let timeline = read(&file);
-        let instants = timeline["instants"].as_array().unwrap();
-        assert_eq!(instants.len(), 5, "{instants:?}");
-        assert!(instants.iter().all(|it| it["name"] == "start"));
-        assert_eq!(slices(&timeline, "start,stop").len(), 5);
-    }
-}
-
-/// Of the answer of `requests`: how many there were, and the sum of their times by the program's own clock, from
-/// outside and from within, in nanoseconds.
-fn requested(answer: &str) -> (usize, u64, u64) {
-    let numbers: Vec<u64> = (answer.split(' ').skip(1))
-        .map(|number| number.parse().unwrap())
-        .collect();
-    let [count, outer, inner] = numbers[..] else {
-        panic!("{answer}");
-    };
-    (count as usize, outer, inner)
-}
-
-// promise: Time lines: With -key, requests that interleave in a thread, or move between threads, are slices from each start to its own
-//    stop, as long as the program says (3 formats of 2 programs, 3 keys)
-#[test]
-fn requests_by_key_are_slices() {
-    let scratch = Scratch::new();
-    for program in program_forms("requests") {
-        let mut target = Talker::start(&program);
-        for (format, key) in
-            FORMATS
-                .into_iter()
-                .zip(["number", "str(text)", "number & 0xffff, str(text)"])
-        {
-            for command in ["flight 5 100", "moving 100"] {
-                let file = scratch.file(format);
-                let flags = ["-pair", "start,stop", "-key", key];
-                let tool = recording(target.pid(), &flags, &file);
-                let answer = target.ask(command, command.split(' ').next().unwrap());
-                let done = tool.end();
-                assert!(!done.stderr.contains("warning"), "{done:?}");
-                assert!(!done.stdout.contains("pair "), "{done:?}");
-                let timeline = read(&file);
-                let found = slices(&timeline, "start,stop");
-                let (count, outer, inner) = requested(&answer);
-                assert_eq!(found.len(), count, "{key} {command}");
-                let mut lasted = 0;
-                let mut moved = 0;
-                for slice in &found {
-                    let both = ["begin_args", "end_args"].map(|args| &slice[args]);
-                    for name in ["number", "text"] {
-                        assert_eq!(both[0][name], both[1][name], "{slice}");
-                    }
-                    // Slices of a track do not overlap.
-                    assert_eq!(slice["depth"], 0, "{slice}");
-                    assert!(slice["args"]["ended"].is_null(), "{slice}");
-                    moved += usize::from(!both[1]["thread"].is_null());
-                    let (begin, end) = span(slice);
-                    lasted += end - begin;
-                }
-                // The clock of the program has microseconds.
-                let slack = 2_000 * count as u64;
-                let possible = inner - slack..=outer + slack;
-                assert!(possible.contains(&lasted), "{lasted}: {answer}");
-                assert_eq!(
-                    moved,
-                    if command.starts_with("moving") {
-                        count
-                    } else {
-                        0
-                    }
-                );
-                let figures = ["slices", "without_stop", "unmatched_stops", "without_key"];
-                let figures = figures.map(|name| figure(&done.stdout, name));
-                assert_eq!(figures, [count as u64, 0, 0, 0]);
-            }
-        }
-        assert!(!is_observed(target.pid()));
-    }
-}
-
-#[test]
-fn slow_requests_by_key_end_the_recording() {
-    let scratch = Scratch::new();
-    let file = scratch.file("slow.json");
-    let mut target = Talker::start(&program("requests"));
-    let flags = "-pair start,stop -key number -over 1s -last 60s";
-    let flags: Vec<&str> = flags.split(' ').collect();
-    let tool = recording(target.pid(), &flags, &file);
-    target.ask("start 1000 3", "start");
-    // Meanwhile others of the same thread are short.
-    target.ask("flight 1 100", "flight");
-    std::thread::sleep(Duration::from_millis(1100));
-    target.ask("stop", "stop");
-    let done = tool.until_end();
-    assert!(done.stderr.contains("a slice took "), "{done:?}");
-    let timeline = read(&file);
-    let found = slices(&timeline, "start,stop");
-    let long = found
-        .iter()
-        .filter(|it| span(it).1 - span(it).0 >= 1_000_000_000);
-    let long: Vec<i64> = long
-        .map(|it| it["args"]["number"].as_i64().unwrap())
-        .collect();
-    assert_eq!(long, [1000, 1001, 1002]);
-}
-
-// promise: Time lines: Starts with the key of another, and ends of pairs without a key, are said in the file, in each format of the summary
-//    and in a warning (3 formats)
-#[test]
-fn doubtful_keys_of_pairs_are_reported() {
-    let scratch = Scratch::new();
-    let file = scratch.file("keys.json");
-    let mut target = Talker::start(&program("requests"));
-    for (key, warning, plain, figures) in [
-        (
-            "tid",
-            "either several events under way have one key",
-            "pair start,stop doubtful 4\n",
-            [("without_stop", 4), ("without_key", 0)],
-        ),
-        (
-            "str(number)",
-            "210 ends of pairs have no key: no slice is drawn for them",
-            "without_key 210 ",
-            [("without_stop", 0), ("without_key", 210)],
-        ),
-    ] {
-        for format in ["plain", "table", "json"] {
-            let flags = ["-pair", "start,stop", "-key", key, "-format", format];
-            let tool = recording(target.pid(), &flags, &file);
-            target.ask("flight 5 100", "flight");
-            let done = tool.end();
-            assert!(done.stderr.contains(warning), "{done:?}");
-            match format {
-                "plain" => assert!(done.stdout.contains(plain), "{done:?}"),
-                "table" => {
-                    let row = plain.split(' ').nth(usize::from(key == "tid")).unwrap();
-                    assert!(done.stdout.contains(&row.replace('_', " ")), "{done:?}");
-                }
-                _ => {
-                    let report = object(&done.stdout);
-                    for (name, figure) in figures {
-                        assert_eq!(report[name], figure, "{report}");
-                    }
-                    assert_eq!(report["pairs"][0]["by_key"], true);
-                }
-            }
-            let timeline = read(&file);
-            let instants = timeline["instants"].as_array().unwrap().iter();
-            let mut said = instants.filter_map(|it| it["args"]["pair"].as_str());
-            assert!(said.any(|it| it.contains(warning)), "{timeline}");
-            let ended = slices(&timeline, "start,stop");
-            let ended = ended
-                .iter()
-                .filter(|it| it["args"]["ended"] == "without a stop: the next start has its key");
-            assert_eq!(ended.count() as u64, figures[0].1);
-        }
-    }
-}
-
-#[test]
-fn too_many_keys_are_reported() {
-    let scratch = Scratch::new();
-    let file = scratch.file("many.perfetto-trace");
-    let mut target = Talker::start(&program("requests"));
-    let flags = ["-pair", "start,stop", "-key", "number", "-json"];
-    let mut record = |pause: Duration| {
-        let tool = recording(target.pid(), &flags, &file);
-        for batch in 0..160 {
-            target.ask(&format!("start {} 500", 500 * batch), "start");
-            // The ring has room for 4,096.
-            std::thread::sleep(pause);
-        }
-        let done = tool.end();
-        let report = object(&done.stdout);
-        let drawn = report["slices"].as_u64().unwrap();
-        let lost_hits = report["lost_hits"].as_u64().unwrap();
-        assert_eq!(drawn + lost_hits, 80_000, "{done:?}");
-        (done, report, drawn)
-    };
-    // A busy machine loses hits, unless they come more slowly.
-    let pauses = [10, 40, 160].map(Duration::from_millis).into_iter();
-    let enough = pauses
-        .map(&mut record)
-        .find(|(_, _, drawn)| *drawn > 65_536);
-    let (done, report, drawn) = enough.expect("more starts than there is room for");
-    let number = |name: &str| report[name].as_u64().unwrap();
-    let lost = number("lost_starts");
-    assert_eq!(lost, drawn - 65_536);
-    assert_eq!(number("without_stop"), drawn);
-    let warning = format!("{lost} starts were forgotten");
-    assert!(done.stderr.contains(&warning), "{done:?}");
-    let timeline = read(&file);
-    let found = slices(&timeline, "start,stop");
-    let early = found
-        .iter()
-        .filter(|it| it["args"]["ended"] == "too many starts wait: lasted longer");
-    assert_eq!(early.count() as u64, lost);
-    let instants = timeline["instants"].as_array().unwrap().iter();
-    let mut said = instants.filter_map(|it| it["args"]["pair"].as_str());
-    assert!(said.any(|it| it.starts_with(&warning)), "{done:?}");
-}
-
-#[test]
-fn keys_that_are_not_recorded_are_refused() {
-    let scratch = Scratch::new();
-    let file = scratch.file("old.json");
-    fs::write(&file, "old").unwrap();
-    let target = Talker::start(&program("requests"));
-    for (code, flags, why) in [
-        (
-            2,
-            &["-probe", "start", "-key", "number"][..],
-            "-key needs -pair START,STOP: it says which STOP belongs to which START",
-        ),
-        (
-            1,
-            &["-pair", "start,stop", "-key", "len(text)"],
-            "this is not recorded of each hit: of the first 6 arguments, ints, strings and ints in fields are, and tid; nothing was changed",
-        ),
-        (
-            1,
-            &["-pair", "start,stop", "-key", "number,str(text.0)"],
-            "this is not recorded of each hit",
-        ),
-        (
-            1,
-            &["-pair", "start,stop", "-key", "arg2"],
-            "probe stop has no arg2: it has arg0 and arg1; nothing was changed",
-        ),
-    ] {
-        let refused = run_command(&mut record_command(target.pid(), flags, &file));
-        assert_eq!(refused.code, Some(code), "{refused:?}");
-        assert!(refused.stderr.contains(why), "{refused:?}");
-    }
-    assert_eq!(fs::read_to_string(&file).unwrap(), "old");
-    assert!(!is_observed(target.pid()));
 }
 
 // promise: Time lines: A terminal shows how far a recording is; nothing else does, nor with -quiet

@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use proptest::prelude::*;
+
 use crate::testing::{memory_file, properties};
 use crate::{FunctionSelector, Functions};
 
+use super::any_bytes::check_plans;
 use super::*;
 
 include!("../../../../../fuzz/fuzz_targets/sections_input.rs");

@@ -1,6 +1,9 @@
 //! What patch sites report.
 
+use test_support::fixture;
+
 use super::*;
+use crate::Functions;
 use crate::patch_plan::displaced::DisplacedExit;
 
 /// Returns a site that displaces these bytes.
