@@ -71,6 +71,7 @@ impl<'i> Injector<'i> {
     /// again and again; and see [`Permissions::check_some_thread_may_call`] and [`Tracer::run_at`].
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[InjectedCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
+        let mut calls = calls.to_vec();
         let mut budget = TimeBudget::new(self.limit);
         let before = if calls.iter().any(InjectedCall::unmaps) {
             stopped.maps()?.to_vec()
@@ -79,10 +80,12 @@ impl<'i> Injector<'i> {
         };
         loop {
             let left;
-            (stopped, left) = self.try_to_run(stopped, calls, false, &mut budget)?;
-            let Some(failed) = Injector::check(stopped.maps()?, calls, &before) else {
+            (stopped, left) = self.try_to_run(stopped, &calls, false, &mut budget)?;
+            let maps = stopped.maps()?;
+            let Some(failed) = Injector::check(maps, &calls, &before) else {
                 return Ok(stopped);
             };
+            calls = not_done(&calls, maps, &before);
             // If a signal has interrupted the thread, which had to receive it first, try again.
             let is_interrupted = left == Left::Interrupted;
             match failed {
@@ -91,7 +94,7 @@ impl<'i> Injector<'i> {
                     return Err(Error::of_process(pid, ProcessError::KeepsChanging));
                 }
                 InjectionFailure::Refused(call) if !is_interrupted => {
-                    return Err(self.refused(stopped, calls, call));
+                    return Err(self.refused(stopped, &calls, call));
                 }
                 InjectionFailure::Refused(_) if budget.is_spent() => {
                     let pid = self.process.pid();
@@ -338,14 +341,13 @@ impl<'i> Injector<'i> {
         for call in calls {
             let range = call.range();
             let overlaps = |it: &Mapping| it.start.0 < range.end && it.end.0 > range.start;
-            let was_there = |it: &Mapping| it.start.0 == range.start && before.contains(it);
             let is_split_off = |it: &Mapping| (it.start.0..it.end.0) == range;
             let is_missing = call.maps() && !maps.iter().any(|it| call.matches(it));
             if is_missing && maps.iter().any(overlaps) {
                 return Some(InjectionFailure::Occupied);
             }
             let is_unsplit = call.splits() && !maps.iter().any(is_split_off);
-            let is_left = call.unmaps() && maps.iter().any(was_there);
+            let is_left = call.unmaps() && is_left(call, maps, before);
             if is_missing || is_unsplit || is_left {
                 return Some(InjectionFailure::Refused(*call));
             }
@@ -361,10 +363,52 @@ impl<'i> Injector<'i> {
     }
 }
 
+/// Returns whether what a call unmaps is still mapped, as it was `before` the first call.
+fn is_left(call: &InjectedCall, maps: &[Mapping], before: &[Mapping]) -> bool {
+    let start = call.range().start;
+    let was_there = |it: &Mapping| it.start.0 == start && before.contains(it);
+    maps.iter().any(was_there)
+}
+
+/// Returns those of the calls that are to be made again, because they were interrupted. What one of them has unmapped is
+/// not unmapped again: meanwhile, the process may map something there, even the same. Those that map are made again: they
+/// fail if they have mapped, and the code has to list them.
+fn not_done(calls: &[InjectedCall], maps: &[Mapping], before: &[Mapping]) -> Vec<InjectedCall> {
+    let calls = calls.iter().copied();
+    calls
+        .filter(|call| !call.unmaps() || is_left(call, maps, before))
+        .collect()
+}
+
 fn not_returned(pid: i32, reason: NotReached) -> Error {
     match reason {
         NotReached::Exited => Error::of_process(pid, ProcessError::Exited),
         NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
         NotReached::Failed(source) => Error::of_call(pid, Operation::InjectCall, source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::maps;
+
+    #[test]
+    fn interrupted_calls_unmap_nothing_twice() {
+        let one = "1000-3000 rw-p 00000000 00:00 0 \n";
+        let other = "5000-7000 r-xp 00000000 00:00 0 \n";
+        let before = maps::parse(format!("{one}{other}").as_bytes());
+        let unmaps_one = InjectedCall::unmap(&(0x1000..0x3000), libc::PROT_READ | libc::PROT_WRITE);
+        let unmaps_other =
+            InjectedCall::unmap(&(0x5000..0x7000), libc::PROT_READ | libc::PROT_EXEC);
+        let map = InjectedCall::map(LiveAddr(0x9000), 0x1000, libc::PROT_READ);
+        let calls = [unmaps_one, unmaps_other, map];
+        assert_eq!(not_done(&calls, &before, &before), calls);
+        // After the first call: also if the process maps the same there before the second attempt.
+        let after_one = maps::parse(other.as_bytes());
+        let left = not_done(&calls, &after_one, &before);
+        assert_eq!(left, [unmaps_other, map]);
+        assert_eq!(not_done(&left, &before, &before), left);
+        assert_eq!(not_done(&calls, &[], &before), [map]);
     }
 }
