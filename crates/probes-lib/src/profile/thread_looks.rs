@@ -363,7 +363,11 @@ impl Profiler {
         let has_unloaded = self.stacks.has_unloaded(&again);
         let before = std::mem::replace(&mut self.stacks, again);
         if has_unloaded {
-            self.unloaded.add(before);
+            let by_kernel = self.recorded.as_ref();
+            let by_kernel = by_kernel.and_then(|it| it.beside_stops.as_ref());
+            let sums = std::iter::once(&self.sums).chain(by_kernel);
+            let found = sums.flat_map(|sums| sums.by_key.keys());
+            self.unloaded.add(before, found);
         }
         if !self.collector.is_empty() {
             self.collector = self.stacks.code_of_collector()?;
