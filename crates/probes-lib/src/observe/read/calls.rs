@@ -313,7 +313,7 @@ impl RecordedCalls {
         Ok(())
     }
 
-    /// Returns the latency of each function.
+    /// Returns the latency of each function, but not of those that could not be patched.
     pub(crate) fn latencies(
         self,
         plan: &ObservationPlan,
@@ -343,7 +343,8 @@ impl RecordedCalls {
                 .map(|(_, all)| Duration::from_nanos((all as f64 * nanoseconds) as u64)),
             figures: recorded.figures,
         });
-        latencies.collect()
+        let is_patched = |it: &FunctionLatency| !plan.functions.not_patched.contains(&it.index);
+        latencies.filter(is_patched).collect()
     }
 }
 
@@ -490,6 +491,7 @@ mod tests {
     use test_support::{Talker, fixture};
 
     use super::*;
+    use crate::error::Refusal;
     use crate::observe::layout::calls::caller;
     use crate::observe::observation::Observation;
     use crate::observe::plan::PlannedPoint;
@@ -604,15 +606,26 @@ mod tests {
         observation: Observation,
         record: impl FnOnce(&mut RecordedData, &ObservationPlan),
     ) -> Vec<FunctionLatency> {
+        latencies_of_patched(observation, &[], record)
+    }
+
+    /// The same, of which these functions could not be patched.
+    fn latencies_of_patched(
+        observation: Observation,
+        not_patched: &[usize],
+        record: impl FnOnce(&mut RecordedData, &ObservationPlan),
+    ) -> Vec<FunctionLatency> {
         let target = Talker::start(&fixture("calls.pie"));
         let function = |name: &str| FunctionSelector::Glob(name.parse().unwrap());
         let observation = observation.time_functions(function("leaf"));
         let observation = observation.time_functions(function("outer"));
         let functions = ObservedFunctions::find(target.pid(), &observation).unwrap();
         let program = Arc::new(program_with_probes(&["a"]));
-        let plan = ObservationPlan::of(&observation, program, Arc::new(functions)).unwrap();
+        let mut plan = ObservationPlan::of(&observation, program, Arc::new(functions)).unwrap();
         let mut data = RecordedData::of(&plan);
         record(&mut data, &plan);
+        let refused = not_patched.iter().map(|it| (*it, Refusal::ChangedCode));
+        Arc::make_mut(&mut plan.functions).add_refused(refused.collect());
         let arenas = [data.arena];
         let recorded = RecordedCalls::read(1, &data.memory, &plan, &arenas).unwrap();
         recorded.latencies(&plan, &TickMeasurement::begin())
@@ -678,6 +691,13 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, ["leaf", "outer"]);
         assert!(first.object().ends_with("calls.pie"), "{first:?}");
+    }
+
+    #[test]
+    fn functions_without_patch_have_no_figures() {
+        let functions = latencies_of_patched(Observation::new(), &[0], record_figures);
+        let counts = functions.iter().map(|it| it.count());
+        assert_eq!(counts.collect::<Vec<_>>(), [6]);
     }
 
     #[test]

@@ -174,9 +174,10 @@ impl Counts {
     /// }
     /// ```
     pub fn usdt_sites(&self) -> impl Iterator<Item = &str> {
-        let functions = self.functions.functions.iter();
-        let sites = functions.filter(|it| it.wanted.is_usdt);
-        sites.map(|it| &*it.wanted.name)
+        let functions = self.functions.functions.iter().enumerate();
+        let is_patched = |index: &usize| !self.functions.not_patched.contains(index);
+        let sites = functions.filter(move |(index, it)| it.wanted.is_usdt && is_patched(index));
+        sites.map(|(_, it)| &*it.wanted.name)
     }
 
     /// Returns the functions that were selected and cannot be counted, or timed.

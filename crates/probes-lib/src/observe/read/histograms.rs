@@ -201,11 +201,13 @@ pub(crate) fn read_histograms(
             signs[number] = role.is_signed();
         }
     }
-    let probes = plan.histograms.iter().map(|it| (it.name.clone(), None));
+    let probes = plan.histograms.iter();
+    let probes = probes.map(|it| Some((it.name.clone(), None)));
     let functions = plan.functions.with_histogram().map(|index| {
         let wanted = &plan.functions.functions[index].wanted;
         let function = (wanted.object.to_path_buf(), wanted.address);
-        (wanted.name.clone(), Some(function))
+        let is_patched = !plan.functions.not_patched.contains(&index);
+        is_patched.then(|| (wanted.name.clone(), Some(function)))
     });
     let wanted: Vec<_> = (0..layout.histograms).zip(signs).collect();
     let histograms = HistogramSource {
@@ -218,9 +220,10 @@ pub(crate) fn read_histograms(
     let mut recorded: HashMap<u32, ValueHistogram> =
         histograms.read(&wanted)?.histograms().collect();
     let named = (0..layout.histograms).zip(probes.chain(functions));
-    let named = named.map(|(number, (name, function))| {
+    let named = named.filter_map(|(number, named)| {
+        let (name, function) = named?;
         let values = recorded.remove(&number).unwrap_or_default();
-        values.named(name, function, untyped[number as usize])
+        Some(values.named(name, function, untyped[number as usize]))
     });
     Ok(named.collect())
 }
@@ -232,6 +235,7 @@ mod tests {
     use test_support::{Talker, fixture};
 
     use super::*;
+    use crate::error::Refusal;
     use crate::memory::double::SliceMemory;
     use crate::observe::functions::ObservedFunctions;
     use crate::observe::observation::Observation;
@@ -276,7 +280,7 @@ mod tests {
         let asked = asked.histogram_of("arg0".parse().unwrap());
         let functions = ObservedFunctions::find(target.pid(), &asked).unwrap();
         let program = Arc::new(program_with_arguments(&[("a", "8@%rdi"), ("b", "4@%edi")]));
-        let plan = ObservationPlan::of(&asked, program, Arc::new(functions)).unwrap();
+        let mut plan = ObservationPlan::of(&asked, program, Arc::new(functions)).unwrap();
         let mut data = RecordedData::of(&plan);
         for (number, group, value, is_signed) in [
             (0, 0, -5, true),
@@ -328,6 +332,10 @@ mod tests {
         let leaf = plan.functions.functions[0].wanted.address;
         let places: Vec<_> = read.iter().map(place).collect();
         assert_eq!(places, [None, None, Some(leaf)]);
+        Arc::make_mut(&mut plan.functions).add_refused(vec![(0, Refusal::ChangedCode)]);
+        let patched = read_histograms(1, &data.memory, &plan, &arenas).unwrap();
+        let names: Vec<_> = patched.iter().map(ValueHistogram::name).collect();
+        assert_eq!(names, ["a", "b"]);
         let sum = ValueHistogram::of_processes([&read[..], &read]);
         assert!(sum.iter().all(|it| it.function().is_none()));
         assert_eq!(
