@@ -35,6 +35,7 @@ use std::iter;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -67,7 +68,8 @@ const ATTEMPTS: usize = 100;
 #[derive(Debug)]
 pub(crate) struct Process {
     pid: i32,
-    dir: OwnedFd,
+    /// `None` once it was closed because the process was reaped.
+    dir: Mutex<Option<Arc<OwnedFd>>>,
     stop_time: StopTime,
 }
 
@@ -89,7 +91,7 @@ impl Process {
         match open_directory(&path, flags) {
             Ok(dir) => Ok(Process {
                 pid,
-                dir,
+                dir: Mutex::new(Some(Arc::new(dir))),
                 stop_time: StopTime::default(),
             }),
             Err(errno) if is_gone(errno) => Err(gone()),
@@ -124,10 +126,29 @@ impl Process {
         self.pid
     }
 
+    fn lock_dir(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
+        self.dir.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the directory. Once it was closed, fails as the kernel does for a process that was reaped.
+    fn dir(&self) -> io::Result<Arc<OwnedFd>> {
+        self.lock_dir().clone().ok_or(Errno::ENOENT.into())
+    }
+
+    /// Closes the directory if the process was reaped, and returns whether it was: nothing can be read of it any more.
+    pub(crate) fn close_if_reaped(&self) -> bool {
+        let found = self.identity_of("stat");
+        let is_reaped = found.is_err_and(|error| is_task_gone(&error));
+        if is_reaped {
+            *self.lock_dir() = None;
+        }
+        is_reaped
+    }
+
     /// Opens a file of the process by its path relative to `/proc/PID`.
     pub(crate) fn open_file(&self, path: &str, flags: OFlag) -> io::Result<File> {
         fault_point!(Open);
-        let fd = openat(&self.dir, path, flags | OFlag::O_CLOEXEC, Mode::empty())?;
+        let fd = openat(self.dir()?, path, flags | OFlag::O_CLOEXEC, Mode::empty())?;
         Ok(File::from(fd))
     }
 
@@ -135,7 +156,7 @@ impl Process {
     /// execve.
     pub(crate) fn identity_of(&self, path: &str) -> io::Result<(u64, u64)> {
         fault_point!(Stat);
-        let status = fstatat(&self.dir, path, AtFlags::empty())?;
+        let status = fstatat(self.dir()?, path, AtFlags::empty())?;
         Ok((status.st_dev, status.st_ino))
     }
 
@@ -208,7 +229,7 @@ impl Process {
         wanted: &impl Fn(&File) -> io::Result<bool>,
     ) -> io::Result<Option<File>> {
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-        let found = File::from(openat(&self.dir, name, flags, Mode::empty())?);
+        let found = File::from(openat(self.dir()?, name, flags, Mode::empty())?);
         if !found.metadata()?.is_file() {
             return Err(Errno::EINVAL.into());
         }
@@ -218,7 +239,7 @@ impl Process {
 
     pub(crate) fn read_link(&self, path: &str) -> io::Result<PathBuf> {
         fault_point!(ReadLink);
-        Ok(readlinkat(&self.dir, path)?.into())
+        Ok(readlinkat(self.dir()?, path)?.into())
     }
 
     pub(crate) fn status(&self) -> io::Result<Status> {
@@ -384,7 +405,8 @@ impl Process {
     pub(crate) fn effective_user(&self) -> u32 {
         // task_dump_owner in the kernel's fs/proc/base.c: the directory belongs to the effective uid even if the
         // process is not dumpable, so that the files in it belong to root.
-        fstat(&self.dir).map_or(0, |found| found.st_uid)
+        let found = self.dir().and_then(|dir| Ok(fstat(dir)?));
+        found.map_or(0, |found| found.st_uid)
     }
 
     /// Returns the user that the program's files in /proc belong to.
@@ -392,7 +414,7 @@ impl Process {
         self.with_thread_directory(|directory| {
             let path = format!("{directory}/maps");
             fault_point!(Stat);
-            let status = fstatat(&self.dir, path.as_str(), AtFlags::empty())?;
+            let status = fstatat(self.dir()?, path.as_str(), AtFlags::empty())?;
             // The files of a thread that has exited belong to root.
             Ok((!self.is_exiting_in(directory)).then_some(status.st_uid))
         })

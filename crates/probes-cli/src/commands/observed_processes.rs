@@ -393,6 +393,10 @@ impl ObservedProcesses {
         let Some(forked) = &mut self.forked else {
             return false;
         };
+        // There may be thousands of them.
+        for one in self.each.iter_mut().filter(|one| one.failed_at.is_some()) {
+            one.observer.close_if_reaped();
+        }
         let observed = self.each.iter().zip(&self.targets);
         let observed = observed.map(|(one, target)| one.as_parent(target));
         for it in forked.processes.find(observed) {

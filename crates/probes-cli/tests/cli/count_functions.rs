@@ -57,6 +57,10 @@ pub(crate) fn start_observing_by(command: &mut Command, many: usize) -> Observin
 }
 
 impl ObservingTool {
+    pub(crate) fn pid(&self) -> i32 {
+        self.tool.pid()
+    }
+
     /// Kills it, so that what it has installed stays.
     pub(crate) fn kill(mut self) {
         kill(Pid::from_raw(self.tool.pid()), Signal::SIGKILL).unwrap();

@@ -303,6 +303,36 @@ fn later_children_are_timed_once_found() {
     }
 }
 
+/// The files in /proc of a process that a tool has open.
+fn open_files_of(pid: i32, tool: i32) -> usize {
+    let directory = format!("/proc/{pid}");
+    let opened = fs::read_dir(format!("/proc/{tool}/fd")).unwrap();
+    let links = opened.filter_map(|it| fs::read_link(it.unwrap().path()).ok());
+    links
+        .filter(|link| {
+            link.starts_with(&directory) || link.starts_with(format!("{directory} (deleted)"))
+        })
+        .count()
+}
+
+#[test]
+fn nothing_stays_open_of_exited_children() {
+    for file in fixture_forms("forker") {
+        let mut target = Talker::start(&file);
+        let mut tool = observing("latency", "-follow -pair ping,pong", target.pid());
+        for _ in 0..3 {
+            let child = fork(&mut target);
+            tool.expect_said(&format!("process {child}, which is observed from now on"));
+            assert!(open_files_of(child, tool.pid()) > 0);
+            target.ask("quit", "forked");
+            eventually("all is closed", || {
+                (open_files_of(child, tool.pid()) == 0).then_some(())
+            });
+        }
+        answer(tool);
+    }
+}
+
 #[test]
 fn top_shows_hits_of_children() {
     let tool = env!("CARGO_BIN_EXE_ocaml-probes");

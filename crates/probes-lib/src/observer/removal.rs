@@ -121,6 +121,24 @@ impl Observer {
         }
     }
 
+    /// Closes what is open of the process, if it was reaped: nothing can be read of it any more, except, by
+    /// [`Observer::remove`], what was recorded in a file. For those that observe many processes, one after the other.
+    ///
+    /// ```no_run
+    /// # fn read(observers: &mut [probes_lib::Observer]) {
+    /// for observer in observers.iter_mut().filter(|it| it.target().has_exited()) {
+    ///     observer.close_if_reaped();
+    /// }
+    /// # }
+    /// ```
+    pub fn close_if_reaped(&mut self) {
+        let is_reaped = self.target.opened.process().close_if_reaped();
+        // Forked processes that record in the same file are observed with this lock.
+        if is_reaped && self.active.data.is_none() {
+            (self.active.lock, self.successor_lock) = (None, None);
+        }
+    }
+
     /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too. Returns why some could not be.
     fn restore_all_forked(&self) -> Vec<(i32, Arc<Error>)> {
         let pids = self.recorded_forked().into_iter();
