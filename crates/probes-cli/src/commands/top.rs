@@ -14,7 +14,7 @@ use std::io::{self, IsTerminal, stdin, stdout};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Latency, Observation, Target};
+use probes_lib::{Latency, Observation, ObservationReport, Target};
 
 use self::collector::{CollectorEvents, FoundCollector};
 use self::inputs::{End, Input, Inputs, Stop, stop};
@@ -24,6 +24,7 @@ use self::session::Session;
 use self::sessions::{Sessions, TotalReading};
 use self::terminal::Screen;
 use super::closures::warn_of_refused_closures;
+use super::forked_processes::warn_of_unrestored;
 use super::gaps::GapWarning;
 use super::observation_messages::warn_of_still_mapped;
 use super::open_target::open_to_observe;
@@ -31,6 +32,7 @@ use super::process_failures::{OTHERS_WERE_OBSERVED, ProcessFailures};
 use super::reading_times::{COUNTS_INTERVAL, next_reading};
 use super::step_failures::StepFailures;
 use super::uncounted::warn_of_uncounted;
+use super::undo::retry_each;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
     Checked, CountedFlags, FilterFlags, ForkedFlag, PairFlags, SeccompFlag, TakeOver,
@@ -251,10 +253,17 @@ fn undo(
     (0..sessions.joined()).for_each(|_| failures.add_process());
     let observed_separately = sessions.observed_separately();
     let mut gone = Vec::new();
-    for session in sessions.each_mut() {
+    let mut each: Vec<&mut Session> = sessions.each_mut().collect();
+    let removed = retry_each(
+        signals,
+        &mut each,
+        |session| messages_of(session.pid()),
+        |session| session.remove(),
+    );
+    for (session, removed) in each.into_iter().zip(removed) {
         let pid = session.pid();
         let messages = &messages_of(pid);
-        let undone = undo_one(session, leaves_figures, signals, messages);
+        let undone = undo_one(session, removed, leaves_figures, signals, messages);
         if let Some(gaps) = session.gaps() {
             let gaps = gaps.without_separate(&observed_separately);
             GapWarning::default().update(messages, &gaps);
@@ -288,15 +297,15 @@ fn undo(
     Ok(())
 }
 
-/// Undoes one session; returns whether its process has exited or exec'd.
+/// Undoes one session, whose observation was `removed`; returns whether its process has exited or exec'd.
 fn undo_one(
     session: &mut Session,
+    removed: probes_lib::Result<Option<ObservationReport>>,
     leaves_figures: bool,
     signals: &TerminationSignals,
     messages: &Messages,
 ) -> Result<bool, Failure> {
     let pid = session.pid();
-    let removed = session.remove(signals, messages);
     if let Some(exit_or_exec) = removed.as_ref().err().and_then(exit_or_exec) {
         let figures = if leaves_figures {
             ": these are the figures read last"
@@ -315,7 +324,11 @@ fn undo_one(
         messages.note(&format!("restored: {names}"));
     }
     match removed {
-        Ok(still_mapped) => warn_of_still_mapped(messages, pid, still_mapped),
+        Ok(None) => {}
+        Ok(Some(report)) => {
+            warn_of_unrestored(messages, pid, &report);
+            warn_of_still_mapped(messages, pid, report.still_mapped);
+        }
         Err(error) => {
             if let Err(failure) = switched_back {
                 messages.failure(&failure);

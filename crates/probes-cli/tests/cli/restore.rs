@@ -257,7 +257,7 @@ fn restoring_waits_for_no_other_process() {
 }
 
 /// Starts strace on a process, and waits until strace traces the process.
-fn strace(pid: i32) -> Guard {
+pub(crate) fn strace(pid: i32) -> Guard {
     let mut strace = Command::new("strace");
     strace.args(["-f", "-e", "trace=none", "-p", &pid.to_string()]);
     let guard = Guard::spawn(strace.stderr(Stdio::null()));

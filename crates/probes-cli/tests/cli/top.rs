@@ -9,6 +9,7 @@ use test_support::tmux::Terminal;
 use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms, program};
 
 use crate::observers::wait_for_reading;
+use crate::restore::strace;
 use crate::support::{both_forms, is_observed, run, run_command, states};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
@@ -181,6 +182,22 @@ fn several_processes_have_rows_by_pid() {
     top.terminal.press(&["q"]);
     top.wait_for_exit();
     top.wait_until_gone();
+}
+
+#[test]
+fn removal_waits_for_no_other_process() {
+    let [busy, free] = both_forms("forker").try_into().unwrap();
+    let terminal = Terminal::open(100, 30);
+    let pids = format!("-pid {} -pid {}", busy.pid(), free.pid());
+    terminal.type_line(&format!("clear; {TOOL} top -interval 20ms {pids}"));
+    terminal.wait_for("STATE");
+    let tracer = strace(busy.pid());
+    terminal.press(&["q"]);
+    let is_restored = |pid| eventually("it is restored", || (!is_observed(pid)).then_some(()));
+    is_restored(free.pid());
+    assert!(is_observed(busy.pid()));
+    drop(tracer);
+    is_restored(busy.pid());
 }
 
 #[test]

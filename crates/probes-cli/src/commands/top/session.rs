@@ -3,13 +3,12 @@
 use std::time::Duration;
 
 use probes_lib::{
-    Action, Actions, CodeDigest, Counts, Hold, Latency, Observation, Observer, Options,
-    ProbeStates, Report, Result, Selector, Target,
+    Action, Actions, CodeDigest, Counts, Hold, Latency, Observation, ObservationReport, Observer,
+    Options, ProbeStates, Report, Result, Selector, Target,
 };
 
-use crate::commands::forked_processes::warn_of_unrestored;
 use crate::commands::gaps::Gaps;
-use crate::commands::undo::{fail_unless_all_undone, retry, undo_changes};
+use crate::commands::undo::{fail_unless_all_undone, undo_changes};
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::signals::TerminationSignals;
@@ -135,19 +134,17 @@ impl Session {
         outcome.map(|()| names)
     }
 
-    /// Removes the observation; returns how many bytes stay mapped. Warns of forked processes that could not be
-    /// restored.
-    pub(super) fn remove(
-        &mut self,
-        signals: &TerminationSignals,
-        messages: &Messages,
-    ) -> Result<u64> {
-        let Some(observer) = &mut self.observer else {
-            return Ok(0);
-        };
-        let removed = retry(signals, messages, || observer.remove())?;
-        warn_of_unrestored(messages, self.target.pid(), &removed);
-        Ok(removed.still_mapped)
+    /// Removes the observation; `None` if it is forgotten.
+    pub(super) fn remove(&mut self) -> Result<Option<ObservationReport>> {
+        let observer = self.observer.as_mut();
+        observer.map(Observer::remove).transpose()
+    }
+
+    /// Closes what is open of the process, if it was reaped.
+    pub(super) fn close_if_reaped(&mut self) {
+        if let Some(observer) = &mut self.observer {
+            observer.close_if_reaped();
+        }
     }
 
     /// Forgets all that would be undone: the process is gone.

@@ -125,6 +125,10 @@ impl Sessions {
         let Some(following) = &mut self.following else {
             return;
         };
+        // There may be thousands of them.
+        for one in self.each.iter_mut().filter(|one| one.has_ended) {
+            one.session.close_if_reaped();
+        }
         let parents = self.each.iter().filter_map(ProcessSession::as_parent);
         let mut joining = Vec::new();
         for it in following.forked.find(parents) {
