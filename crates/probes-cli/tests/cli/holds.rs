@@ -385,6 +385,33 @@ fn records_are_readable_by_all() {
     assert_eq!(waiting.wait_for_exit().0, Some(0));
 }
 
+#[test]
+fn directory_is_readable_whatever_the_umask() {
+    if !geteuid().is_root() {
+        return;
+    }
+    // A user who has no directory yet.
+    let user = 1_000_000 + std::process::id();
+    let directory = PathBuf::from(format!("/tmp/ocaml-probes-{user}"));
+    let mut target = Talker::spawn(&mut as_user(
+        user,
+        &Command::new(fixture("gen_ocaml_2.pie")),
+    ));
+    target.expect("ready");
+    let mut shell = Command::new("sh");
+    let script = "umask 777; exec \"$@\"";
+    shell.args(["-c", script, "sh", env!("CARGO_BIN_EXE_ocaml-probes")]);
+    shell.args(["attach", "-enable", "plain", "-for", "1h", "-pid"]);
+    shell.arg(target.pid().to_string());
+    let waiting = Waiting::spawn(&mut as_user(user, &shell));
+    let mode = fs::metadata(&directory).unwrap().permissions().mode();
+    let records = fs::read_dir(&directory).unwrap().count();
+    waiting.send(Signal::SIGTERM);
+    assert_eq!(waiting.wait_for_exit().0, Some(0));
+    fs::remove_dir_all(&directory).unwrap();
+    assert_eq!((mode & 0o777, records), (0o755, 1));
+}
+
 /// The command, run as this user.
 fn as_user(user: u32, command: &Command) -> Command {
     let starter = format!("setpriv --reuid={user} --regid={user} --clear-groups");

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
-use nix::sys::stat::{Mode, fchmod, mkdirat};
+use nix::sys::stat::{FchmodatFlags, Mode, fchmod, fchmodat, mkdirat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 use crate::error::is_shortage;
@@ -106,17 +106,14 @@ impl Directory {
     fn create(path: PathBuf, owner: u32) -> io::Result<Directory> {
         let access = Mode::from_bits_truncate(0o755);
         fault_point!(Record);
-        let is_new = match mkdirat(AT_FDCWD, &path, access) {
-            Ok(()) => true,
-            Err(Errno::EEXIST) => false,
+        match mkdirat(AT_FDCWD, &path, access) {
+            // Whatever our umask: others see the holders of their probes. Before it is opened, as the umask may keep us
+            // from that.
+            Ok(()) => fchmodat(AT_FDCWD, &path, access, FchmodatFlags::NoFollowSymlink)?,
+            Err(Errno::EEXIST) => {}
             Err(errno) => return Err(named(&path, errno.desc())),
-        };
-        let directory = Directory::open(path, owner)?;
-        if is_new {
-            // Whatever our umask: others see the holders of their probes.
-            fchmod(&directory.dir, access)?;
         }
-        Ok(directory)
+        Directory::open(path, owner)
     }
 
     fn open(path: PathBuf, owner: u32) -> io::Result<Directory> {
