@@ -60,11 +60,14 @@ use std::hint::black_box;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use probes_lib::SourceMap;
 use strum::IntoEnumIterator;
 
 use self::doctor::Need;
 use crate::failure::Failure;
 use crate::messages::Messages;
+use crate::output::WarningKind;
+use crate::text::join_first_few;
 
 /// A subcommand with its flags, which are checked as far as possible without the target program.
 #[derive(Debug, Subcommand, strum::EnumDiscriminants)]
@@ -239,6 +242,25 @@ impl CommandKind {
             | CommandKind::Man
             | CommandKind::Version => &[],
         }
+    }
+}
+
+/// Warns if source lines are missing in the answer because there is too much debugging information.
+pub(crate) fn warn_of_left_out_lines(messages: &Messages) {
+    let paths = SourceMap::left_out();
+    let paths: Vec<String> = paths
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    if let Some(names) = join_first_few(&paths) {
+        messages.warning(
+            WarningKind::UnreadableFile,
+            &format!(
+                "source lines are missing: the debugging information of {names} was not read, as all files together may \
+                 have 1 GiB of it"
+            ),
+            "everything else is shown; fewer processes or files at a time need less",
+        );
     }
 }
 

@@ -39,7 +39,7 @@ pub(crate) enum WarningKind {
     Unfollowed,
     /// Probes that were disabled stay on, because others have enabled them too.
     StillEnabled,
-    /// A file cannot be read: its probes, or what can be observed of its functions, are missing.
+    /// A file cannot be read: its probes, its source lines, or what can be observed of its functions, are missing.
     UnreadableFile,
     /// Counters and sites of probes disagree.
     Inconsistent,

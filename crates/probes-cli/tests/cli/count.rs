@@ -1,9 +1,11 @@
 //! `count`: hits of running programs, in all formats.
 
 use std::ffi::OsStr;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill, killpg};
@@ -553,4 +555,42 @@ fn unknown_names_and_processes_are_errors() {
         assert!(failure.contains("nothing was changed"), "{failure}");
         assert!(!is_observed(target.pid()));
     }
+}
+
+/// Copies a program, with 2 GiB of debugging information, all but nothing of which is on the disk.
+fn copy_with_large_debug_info(program: &Path, copy: &Path) {
+    const LEN: u64 = 2 << 30;
+    let mut bytes = fs::read(program).unwrap();
+    let number = |at: usize, len: usize| {
+        let mut number = [0; 8];
+        number[..len].copy_from_slice(&bytes[at..at + len]);
+        u64::from_le_bytes(number) as usize
+    };
+    // elf(5): e_shoff, e_shnum and e_shstrndx; of a section, sh_name, sh_offset and sh_size.
+    let headers = number(0x28, 8);
+    let names = number(headers + 64 * number(0x3e, 2) + 24, 8);
+    let mut sections = (0..number(0x3c, 2)).map(|index| headers + 64 * index);
+    let info = sections.find(|at| bytes[names + number(*at, 4)..].starts_with(b".debug_info\0"));
+    let (info, end) = (info.unwrap(), bytes.len() as u64);
+    bytes[info + 24..info + 32].copy_from_slice(&end.to_le_bytes());
+    bytes[info + 32..info + 40].copy_from_slice(&LEN.to_le_bytes());
+    fs::write(copy, bytes).unwrap();
+    let file = OpenOptions::new().write(true).open(copy).unwrap();
+    file.set_len(end + LEN).unwrap();
+    file.set_permissions(PermissionsExt::from_mode(0o755))
+        .unwrap();
+}
+
+#[test]
+fn source_lines_left_out_are_reported_once() {
+    let scratch = Scratch::new();
+    let program = scratch.file("program");
+    copy_with_large_debug_info(&fixture("gen_ocaml_2.nopie"), &program);
+    let target = Talker::start(&program);
+    let said = run(&format!("count -sites -for 1ms -pid {}", target.pid())).stderr;
+    let warning = format!(
+        "warning: source lines are missing: the debugging information of {} was not read",
+        program.display()
+    );
+    assert_eq!(said.matches(&warning).count(), 1, "{said}");
 }

@@ -4,7 +4,8 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use goblin::elf::header::header64::SIZEOF_EHDR;
 use goblin::elf::section_header::{SHF_COMPRESSED, SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB};
@@ -47,6 +48,18 @@ pub(super) struct DebugCopy {
 /// The copies that are in memory, each with the version of the file that it is of.
 static COPIES: Mutex<Vec<(FileVersion, Weak<DebugCopy>)>> = Mutex::new(Vec::new());
 
+/// The files that were not copied because that would be too much.
+static LEFT_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// See [`SourceMap::left_out`](super::source::SourceMap::left_out).
+pub(super) fn left_out() -> Vec<PathBuf> {
+    lock_left_out().clone()
+}
+
+fn lock_left_out() -> MutexGuard<'static, Vec<PathBuf>> {
+    LEFT_OUT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl ElfFile {
     /// Copies the debugging information into memory, once for all that use it.
     pub(super) fn debugging_information(&self) -> Result<Arc<DebugCopy>> {
@@ -73,7 +86,7 @@ impl ElfFile {
         let most = MAX_COPIED;
         if size > most {
             let what = WHAT;
-            return Err(self.defect(ElfDefect::TooLarge { what, size, most }));
+            return Err(self.leave_out(ElfDefect::TooLarge { what, size, most }));
         }
         let file = self.empty_copy().map_err(|source| self.uncopied(source))?;
         let mut copied = 0;
@@ -89,13 +102,21 @@ impl ElfFile {
                 }
                 copied += piece.len() as u64;
                 if copied > most.saturating_sub(used) {
-                    return Err(self.defect(ElfDefect::OtherDebugInfo { used, most }));
+                    return Err(self.leave_out(ElfDefect::OtherDebugInfo { used, most }));
                 }
                 let written = file.write_all_at(&piece, at);
                 written.map_err(|source| self.uncopied(source))?;
             }
         }
         Ok(DebugCopy { file, copied })
+    }
+
+    fn leave_out(&self, why: ElfDefect) -> Error {
+        let mut left_out = lock_left_out();
+        if !left_out.iter().any(|path| path == self.path()) {
+            left_out.push(self.path().to_owned());
+        }
+        self.defect(why)
     }
 
     fn uncopied(&self, source: io::Error) -> Error {
@@ -227,5 +248,6 @@ mod tests {
                 .contains("debugging information of other files"),
             "{error}"
         );
+        assert_eq!(left_out(), [fixture("churn.nopie")]);
     }
 }

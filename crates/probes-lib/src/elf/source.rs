@@ -4,14 +4,14 @@
 //! of what it reads of a file.
 
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use addr2line::Loader;
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
-use crate::elf::debug_copy::DebugCopy;
+use crate::elf::debug_copy::{self, DebugCopy};
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
@@ -82,6 +82,18 @@ impl SourceMap {
             loader: loader?,
             _copy: copy,
         })
+    }
+
+    /// Returns the files whose source lines were not read so far, by any [`SourceMap`], because the debugging information
+    /// of all files together may take 1 GiB.
+    ///
+    /// ```
+    /// for file in probes_lib::SourceMap::left_out() {
+    ///     eprintln!("no source lines are shown of {}", file.display());
+    /// }
+    /// ```
+    pub fn left_out() -> Vec<PathBuf> {
+        debug_copy::left_out()
     }
 
     /// Returns what the file says of the code at `address`.
