@@ -4,8 +4,14 @@ use std::path::Path;
 
 use probes_lib::RuntimeEventsError;
 
+/// What to do about the events of an OCaml that is not known.
+const LATER_TOOL: &str = "a later version of ocaml-probes may know them";
+
 /// The hint about events that a process does not write, or that are not known.
 pub(super) fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> Option<String> {
+    if let (RuntimeEventsError::UnknownVersion { .. }, None) = (kind, pid) {
+        return Some(LATER_TOOL.to_owned());
+    }
     let pid = pid?;
     let instead = format!(
         "`ocaml-probes gc -pid {pid}` times the functions of its collector, if they have symbols"
@@ -31,9 +37,8 @@ pub(super) fn of_runtime_events(kind: &RuntimeEventsError, pid: Option<i32>) -> 
             "`ocaml-probes count -pid {pid} -events all -for 5s` shows which events occur; a program registers its own \
              before it writes them"
         )),
-        RuntimeEventsError::Ocaml4
-        | RuntimeEventsError::UnknownVersion { .. }
-        | RuntimeEventsError::NoVersion => Some(instead),
+        RuntimeEventsError::UnknownVersion { .. } => Some(format!("{LATER_TOOL}; {instead}")),
+        RuntimeEventsError::Ocaml4 | RuntimeEventsError::NoVersion => Some(instead),
         _ => None,
     }
 }
@@ -48,4 +53,27 @@ pub(crate) fn without_events(program: &Path) -> String {
         "only programs of OCaml 5 write them; `ocaml-probes gc -prog {}` times the functions of the collector of OCaml 4, if they have symbols",
         program.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_version_says_what_to_do() {
+        let unknown = RuntimeEventsError::UnknownVersion {
+            version: "5.9.0".to_owned(),
+        };
+        assert_eq!(
+            unknown.to_string(),
+            "was compiled by OCaml 5.9.0, whose runtime events this ocaml-probes does not know: it knows those of OCaml \
+             5.0 to 5.4"
+        );
+        assert_eq!(
+            of_runtime_events(&unknown, None).as_deref(),
+            Some(LATER_TOOL)
+        );
+        let with_pid = of_runtime_events(&unknown, Some(7)).unwrap();
+        assert!(with_pid.starts_with(LATER_TOOL) && with_pid.contains("gc -pid 7"));
+    }
 }

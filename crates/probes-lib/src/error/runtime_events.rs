@@ -55,7 +55,10 @@ pub enum RuntimeEventsError {
     )]
     NoVersion,
     /// It was compiled by a version of OCaml for which the numbers of events are not known.
-    #[error("was compiled by OCaml {}, and only the runtime events of OCaml 5.0 to 5.4 are known", version.escape_default())]
+    #[error(
+        "was compiled by OCaml {}, whose runtime events this ocaml-probes does not know: it knows those of OCaml 5.0 to 5.4",
+        version.escape_default()
+    )]
     UnknownVersion {
         /// What `Sys.ocaml_version` is.
         version: String,
