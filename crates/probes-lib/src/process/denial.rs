@@ -1,4 +1,4 @@
-//! Why the kernel returned EPERM or EACCES: repeats the checks of ptrace(2), "Ptrace access mode
+//! Why the kernel returned EPERM or EACCES, or a seccomp filter any error: repeats the checks of ptrace(2), "Ptrace access mode
 //! checking", with what /proc shows.
 
 use std::fs;
@@ -32,6 +32,11 @@ pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Er
             denial => Error::of_process(pid, ProcessError::Denied { operation, denial }),
         },
         _ if is_gone(errno) => Error::of_process(pid, ProcessError::Exited),
+        // Some filters return ENOSYS, as if the kernel had no such call.
+        _ if operation == Operation::Attach && ptrace::is_filtered() => {
+            let denial = Denial::Seccomp;
+            Error::of_process(pid, ProcessError::Denied { operation, denial })
+        }
         _ => Error::of_call(pid, operation, errno.into()),
     }
 }

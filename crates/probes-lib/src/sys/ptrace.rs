@@ -252,9 +252,9 @@ fn event_message(tid: i32) -> Result<libc::c_long, Errno> {
 }
 
 /// Returns whether a seccomp filter of ours forbids ptrace, as in many containers: if the request reaches the kernel's
-/// own checks, it fails with ESRCH for a pid that cannot exist.
+/// own checks, it fails with ESRCH for a pid that cannot exist. A filter may return any other error.
 pub(crate) fn is_filtered() -> bool {
-    ptrace::seize(Pid::from_raw(i32::MAX), Options::empty()) == Err(Errno::EPERM)
+    ptrace::seize(Pid::from_raw(i32::MAX), Options::empty()) != Err(Errno::ESRCH)
 }
 
 /// Returns the state of a tracee, and changes nothing.
