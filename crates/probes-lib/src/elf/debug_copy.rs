@@ -248,6 +248,6 @@ mod tests {
                 .contains("debugging information of other files"),
             "{error}"
         );
-        assert_eq!(left_out(), [fixture("churn.nopie")]);
+        assert!(left_out().contains(&fixture("churn.nopie")));
     }
 }
