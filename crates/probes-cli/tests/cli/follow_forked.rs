@@ -319,7 +319,7 @@ fn open_files_of(pid: i32, tool: i32) -> usize {
 fn nothing_stays_open_of_exited_children() {
     for file in fixture_forms("forker") {
         let mut target = Talker::start(&file);
-        let mut tool = observing("latency", "-follow -pair ping,pong", target.pid());
+        let mut tool = start_observing("latency", "-follow -pair ping,pong", target.pid());
         for _ in 0..3 {
             let child = fork(&mut target);
             tool.expect_said(&format!("process {child}, which is observed from now on"));
