@@ -141,9 +141,7 @@ impl Parser<'_> {
             is_compared = operator.is_comparison();
             self.next += 1;
             let right = self.binary(operator.precedence() + 1, outer + 1)?;
-            let place = left.place.start..right.place.end;
-            let kind = NodeKind::Binary(operator, Box::new(left), Box::new(right));
-            left = node(place, kind)?;
+            left = joined(operator, left, right)?;
         }
         Ok(left)
     }
@@ -214,6 +212,27 @@ impl Parser<'_> {
         }
         Ok(of)
     }
+}
+
+/// Returns two operands with an operator between them. A row of `&&`, or of `||`, becomes a tree with few levels, which is
+/// evaluated in the same order.
+fn joined(operator: Operator, left: Node, right: Node) -> Result<Node, Wrong> {
+    let place = left.place.start..right.place.end;
+    let is_row = matches!(operator, Operator::And | Operator::Or);
+    let (left, right) = match left.kind {
+        NodeKind::Binary(of_left, first, second)
+            // Without parentheses.
+            if is_row && of_left == operator && left.place.end == second.place.end
+                && second.depth < first.depth =>
+        {
+            (*first, joined(operator, *second, right)?)
+        }
+        kind => (Node { kind, ..left }, right),
+    };
+    node(
+        place,
+        NodeKind::Binary(operator, Box::new(left), Box::new(right)),
+    )
 }
 
 fn node(place: Range<usize>, kind: NodeKind) -> Result<Node, Wrong> {

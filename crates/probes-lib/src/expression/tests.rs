@@ -200,6 +200,21 @@ fn integers_have_values_and_signs() {
     }
 }
 
+#[test]
+fn rows_of_alternatives_are_not_nested() {
+    for operator in ["||", "&&"] {
+        let row = ["arg0==8"; MAX_LEN / 9].join(operator);
+        assert_eq!(answered(&row, [int(8), 0]), Answer::True);
+        assert_eq!(answered(&row, [int(7), 0]), Answer::False);
+    }
+    // The longest row there is.
+    let row = "1||".repeat(MAX_LEN / 3) + "1";
+    let parsed: Expression = row.parse().unwrap();
+    assert!(parsed.filter(&scope()).is_err());
+    let mixed = "arg0 == 1 && arg0 == 2 || ".repeat(100) + "arg0 == 3";
+    assert!(mixed.parse::<Expression>().is_ok());
+}
+
 // Each message in its full shape, with the mark below the place.
 #[test]
 fn messages_are_golden() {
