@@ -301,6 +301,7 @@ impl PatchPlanner {
     /// # Errors
     ///
     /// If there is no such instruction, or no patch of it is possible.
+    #[doc(hidden)]
     pub fn instruction(
         &self,
         function: CodeRange,
