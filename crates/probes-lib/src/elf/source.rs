@@ -28,6 +28,11 @@ use crate::error::{Error, FileError, Result};
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
 pub struct SourceMap {
+    /// `None` if the file has neither symbols nor lines.
+    loaded: Option<Loaded>,
+}
+
+struct Loaded {
     loader: Loader,
     /// What the loader has mapped.
     _copy: Arc<DebugCopy>,
@@ -70,6 +75,11 @@ impl SourceMap {
     ///
     /// If the file cannot be read.
     pub(crate) fn of(elf: &ElfFile) -> Result<SourceMap> {
+        let is_read = [".symtab", ".debug_line", ".zdebug_line"];
+        // Most libraries have none of these: a process may have hundreds, and a copy keeps a file open.
+        if !is_read.iter().any(|name| elf.has_section(name)) {
+            return Ok(SourceMap { loaded: None });
+        }
         let unreadable = |source| {
             let what = "the debugging information";
             Error::of_file(elf.path(), FileError::Read { what, source })
@@ -78,10 +88,11 @@ impl SourceMap {
         let path = format!("/proc/self/fd/{}", copy.file.as_raw_fd());
         let loader = Loader::new(path);
         let loader = loader.map_err(|error| unreadable(std::io::Error::other(error.to_string())));
-        Ok(SourceMap {
+        let loaded = Some(Loaded {
             loader: loader?,
             _copy: copy,
-        })
+        });
+        Ok(SourceMap { loaded })
     }
 
     /// Returns the files whose source lines were not read so far, by any [`SourceMap`], because the debugging information
@@ -99,8 +110,9 @@ impl SourceMap {
     /// Returns what the file says of the code at `address`.
     pub fn locate(&self, address: FileAddr) -> SourceLocation {
         // Without `.symtab`, the nearest dynamic symbol may be that of another function.
-        let has_symbols = self.loader.get_section_range(b".symtab").is_some();
-        let function = self.loader.find_symbol(address.0).filter(|_| has_symbols);
+        let loader = self.loader();
+        let loader = loader.filter(|it| it.get_section_range(b".symtab").is_some());
+        let function = loader.and_then(|it| it.find_symbol(address.0));
         let (file, line) = self.line(address);
         SourceLocation {
             function: function.map(mangling::demangle),
@@ -113,14 +125,16 @@ impl SourceMap {
     /// tells: see [`SourceLocation`].
     pub fn line(&self, address: FileAddr) -> (Option<&str>, Option<u32>) {
         // Without debugging information, or if it is corrupt, there are no lines.
-        let location = self.loader.find_location(address.0).ok().flatten();
+        let location = self.loader().map(|it| it.find_location(address.0));
+        let location = location.and_then(|found| found.ok().flatten());
         location.map_or((None, None), |location| (location.file, location.line))
     }
 
     /// The same in the source of the function that has the code: if it is that of another function that was inlined,
     /// the line of the call.
     pub(crate) fn line_of_function(&self, address: FileAddr) -> (Option<&str>, Option<u32>) {
-        let Ok(mut frames) = self.loader.find_frames(address.0) else {
+        let frames = self.loader().map(|it| it.find_frames(address.0));
+        let Some(Ok(mut frames)) = frames else {
             return self.line(address);
         };
         let mut outermost = None;
@@ -128,6 +142,10 @@ impl SourceMap {
             outermost = frame.location;
         }
         outermost.map_or_else(|| self.line(address), |it| (it.file, it.line))
+    }
+
+    fn loader(&self) -> Option<&Loader> {
+        self.loaded.as_ref().map(|it| &it.loader)
     }
 }
 
@@ -140,9 +158,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn files_without_symbols_and_lines_are_not_copied() {
+        let scratch = Scratch::new();
+        let program = compile(&scratch, "int main(void) { return 0; }", &["-s"]);
+        let map = SourceMap::read(&program).unwrap();
+        assert!(map.loaded.is_none());
+        let address = ElfFile::open(&program).unwrap().header.e_entry;
+        assert_eq!(map.locate(FileAddr(address)), SourceLocation::default());
+        assert_eq!(map.line_of_function(FileAddr(address)), (None, None));
+    }
+
+    fn compile(scratch: &Scratch, text: &str, flags: &[&str]) -> PathBuf {
+        let (source, program) = (scratch.file("program.c"), scratch.file("program"));
+        std::fs::write(&source, text).unwrap();
+        let mut gcc = Command::new("gcc");
+        gcc.args(flags).arg("-o").arg(&program).arg(&source);
+        assert!(gcc.status().unwrap().success());
+        program
+    }
+
+    #[test]
     fn inlined_code_has_the_line_of_its_call() {
         let scratch = Scratch::new();
-        let (source, program) = (scratch.file("inlined.c"), scratch.file("inlined"));
         let text = "static inline __attribute__((always_inline)) void inner(void) {
                         __asm__ volatile(\".globl place\\nplace: nop\");
                     }
@@ -150,11 +187,7 @@ mod tests {
                         inner();
                         return 0;
                     }";
-        std::fs::write(&source, text).unwrap();
-        let mut gcc = Command::new("gcc");
-        gcc.args(["-g", "-O2", "-no-pie", "-o"]);
-        gcc.arg(&program).arg(&source);
-        assert!(gcc.status().unwrap().success());
+        let program = compile(&scratch, text, &["-g", "-O2", "-no-pie"]);
         let elf = ElfFile::open(&program).unwrap();
         let symbols = elf.symbols(crate::elf::symbols::SymbolTable::Static);
         let found = symbols.unwrap().unwrap().find(["place"]).unwrap();
