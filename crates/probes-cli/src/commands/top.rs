@@ -253,14 +253,7 @@ fn undo(
     (0..sessions.joined()).for_each(|_| failures.add_process());
     let observed_separately = sessions.observed_separately();
     let mut gone = Vec::new();
-    let mut each: Vec<&mut Session> = sessions.each_mut().collect();
-    let removed = retry_each(
-        signals,
-        &mut each,
-        |session| messages_of(session.pid()),
-        |session| session.remove(),
-    );
-    for (session, removed) in each.into_iter().zip(removed) {
+    let mut finish = |session: &mut Session, removed| {
         let pid = session.pid();
         let messages = &messages_of(pid);
         let undone = undo_one(session, removed, leaves_figures, signals, messages);
@@ -276,6 +269,19 @@ fn undo(
                 failures.add(pid, failure);
             }
         }
+    };
+    // No process waits for another that is busy.
+    let mut busy = Vec::new();
+    for session in sessions.each_mut() {
+        match session.remove() {
+            Err(error) if error.is_transient() => busy.push(session),
+            removed => finish(session, removed),
+        }
+    }
+    let messages_of_session = |session: &&mut Session| messages_of(session.pid());
+    let removed = retry_each(signals, &mut busy, messages_of_session, |it| it.remove());
+    for (session, removed) in busy.into_iter().zip(removed) {
+        finish(session, removed);
     }
     for (pid, failure) in sessions.end_following(messages_of) {
         failures.add_process();

@@ -16,7 +16,7 @@ use crate::signals::TerminationSignals;
 /// Counts in a process, and switches its probes. Dropping it undoes everything, also in a panic.
 pub(super) struct Session {
     target: Target,
-    /// `None` once it is forgotten. Removing an observation that was removed does nothing.
+    /// `None` once it is forgotten. Removing an observation that was removed fails, and changes nothing.
     observer: Option<Observer>,
     /// The updates that have switched a probe and are still to be undone, in the order they were made.
     switched: Vec<Hold>,

@@ -125,7 +125,6 @@ impl Sessions {
         let Some(following) = &mut self.following else {
             return;
         };
-        // There may be thousands of them.
         for one in self.each.iter_mut().filter(|one| one.has_ended) {
             one.session.close_if_reaped();
         }
