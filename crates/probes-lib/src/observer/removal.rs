@@ -121,8 +121,8 @@ impl Observer {
         }
     }
 
-    /// Closes what is open of the process, if it was reaped: nothing can be read of it any more, except, by
-    /// [`Observer::remove`], what was recorded in a file. For those that observe many processes, one after the other.
+    /// Closes what is open of the process, if it was reaped: nothing can be read of it any more, except what was recorded
+    /// in a file. For tools that follow many processes: thousands may have exited.
     ///
     /// ```no_run
     /// # fn read(observers: &mut [probes_lib::Observer]) {

@@ -401,9 +401,7 @@ impl<'t> TraceeSet<'t> {
     /// Adds a thread that is new; returns an event if its process is, too. `creator` is the process that has started it,
     /// if known.
     fn register(&mut self, tid: i32, creator: Option<i32>) -> Option<TraceEvent> {
-        // A thread that was reaped while its process was stopped may have had this tid.
-        let known = self.threads.get(&tid);
-        if known.is_some_and(|pid| signals::is_thread_of(*pid, tid)) {
+        if self.knows(tid) {
             return None;
         }
         let status = Process::open(tid).and_then(|process| {
@@ -419,6 +417,12 @@ impl<'t> TraceeSet<'t> {
         };
         self.threads.insert(tid, pid);
         (pid == tid).then_some(TraceEvent::Forked { parent, pid: tid })
+    }
+
+    /// Returns whether a thread is in the set. One that was reaped while its process was stopped may have had its tid.
+    fn knows(&self, tid: i32) -> bool {
+        let known = self.threads.get(&tid);
+        known.is_some_and(|pid| signals::is_thread_of(*pid, tid))
     }
 
     /// Returns the process of a thread that is not in the set, without opening a file.
@@ -437,7 +441,7 @@ impl<'t> TraceeSet<'t> {
         }
         let process = Process::open(pid).ok()?;
         children(&process).into_iter().find_map(|child| {
-            let is_known = self.threads.contains_key(&child) || self.unreaped.contains(&child);
+            let is_known = self.knows(child) || self.unreaped.contains(&child);
             let is_new = !is_known && !self.is_given_up(child);
             if is_new && ptrace::peek_state(child) != TraceeState::Gone {
                 self.register(child, Some(pid))

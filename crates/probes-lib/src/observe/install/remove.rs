@@ -288,6 +288,10 @@ fn remove_all<T: Send>(
     read: impl FnOnce() -> Result<T> + Send,
 ) -> Result<Removed<T>> {
     let maps = read_maps(process)?;
+    if let Remover::Observer = remover {
+        // Before a process is stopped that another tool observes.
+        refuse_replaced(process, memory, arenas)?;
+    }
     let code_cave = code_cave::find(process, memory, &maps)?;
     // Planned while the process runs, and used once it is stopped if the code is still the same.
     let mut copies = PageCopies::of(arenas.iter().flat_map(Arena::patch_state));

@@ -43,6 +43,8 @@ pub struct FunctionLatency {
     functions: Arc<ObservedFunctions>,
     /// Its index there.
     index: usize,
+    /// How many functions before it have its name.
+    namesakes: usize,
     times: Times,
     total: Option<Duration>,
     callers: Option<Vec<CallerLatency>>,
@@ -82,10 +84,8 @@ impl FunctionLatency {
         // An index, because there may be thousands.
         let mut indexes: HashMap<(&str, usize), usize> = HashMap::new();
         for process in each {
-            let mut seen: HashMap<&str, usize> = HashMap::new();
             for function in process {
-                let nth = seen.entry(function.name()).or_default();
-                match indexes.entry((function.name(), *nth)) {
+                match indexes.entry((function.name(), function.namesakes)) {
                     Entry::Occupied(index) => all[*index.get()].add(function),
                     Entry::Vacant(vacant) => {
                         vacant.insert(all.len());
@@ -95,7 +95,6 @@ impl FunctionLatency {
                         });
                     }
                 }
-                *nth += 1;
             }
         }
         all
@@ -324,8 +323,18 @@ impl RecordedCalls {
         }
         let nanoseconds = ticks.nanoseconds_per_tick();
         let mut callers = self.callers.map(|it| it.latencies(nanoseconds).into_iter());
+        let mut seen: HashMap<&str, usize> = HashMap::new();
+        let namesakes = plan.functions.timed_indices().map(|index| {
+            let name = &*plan.functions.functions[index].wanted.name;
+            let seen = seen.entry(name).or_default();
+            *seen += 1;
+            *seen - 1
+        });
+        let namesakes: Vec<usize> = namesakes.collect();
         let recorded = plan.functions.timed_indices().zip(self.functions);
-        let latencies = recorded.map(|(index, recorded)| FunctionLatency {
+        let recorded = recorded.zip(namesakes);
+        let latencies = recorded.map(|((index, recorded), namesakes)| FunctionLatency {
+            namesakes,
             callers: callers
                 .as_mut()
                 .map(|callers| callers.next().unwrap_or_default()),
@@ -704,7 +713,8 @@ mod tests {
     fn figures_of_processes_add_up_by_name() {
         let functions = latencies(Observation::new().self_times(), record_figures);
         // Two of one name, in one process only.
-        let second = [functions[1].clone(), functions[1].clone()];
+        let mut second = [functions[1].clone(), functions[1].clone()];
+        second[1].namesakes = 1;
         let all = FunctionLatency::of_processes([&functions[..], &second]);
         let names: Vec<&str> = all.iter().map(FunctionLatency::name).collect();
         let (one, other) = (functions[0].name(), functions[1].name());
