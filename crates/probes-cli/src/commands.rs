@@ -256,10 +256,10 @@ pub(crate) fn warn_of_left_out_lines(messages: &Messages) {
         messages.warning(
             WarningKind::UnreadableFile,
             &format!(
-                "source lines are missing: the debugging information of {names} was not read, as all files together may \
-                 have 1 GiB of it"
+                "source lines are missing: the debugging information of {names} was not read, because that of all files \
+                 together would have been more than 1 GiB"
             ),
-            "everything else is shown; fewer processes or files at a time need less",
+            "everything else is shown; with fewer files at a time, there may be room",
         );
     }
 }

@@ -49,7 +49,9 @@ fn main() -> ExitCode {
             (messages, Err(Failure::Usage(error)))
         }
     };
-    commands::warn_of_left_out_lines(&messages);
+    if outcome.is_ok() {
+        commands::warn_of_left_out_lines(&messages);
+    }
     let status = outcome.unwrap_or_else(|failure| {
         if failure.is_closed_pipe() {
             return ExitCode::SUCCESS;

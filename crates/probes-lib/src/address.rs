@@ -23,7 +23,7 @@ pub struct LiveAddr(pub u64);
 
 /// A range of code in a file: a function, or the part of one that the compiler moved away (`.cold`).
 ///
-/// [`PatchPlanner`](crate::PatchPlanner) has an example.
+/// [`PatchPlanner::new`](crate::PatchPlanner::new) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CodeRange {
     /// The address of its first byte.

@@ -71,8 +71,8 @@ pub enum CheckKind {
     Seccomp,
     /// Limits of the memory that the process may map.
     MemoryLimit,
-    /// Whether some object of the process has a code cave for the system calls that an observation injects. Its name is
-    /// `code_room`.
+    /// Whether some object of the process has a code cave for the system calls that an observation injects.
+    /// [`CheckKind::name`] says `code_room`.
     #[strum(serialize = "code_room")]
     CodeCave,
     /// `proc_mem.force_override`: whether code may be written through /proc without ptrace.

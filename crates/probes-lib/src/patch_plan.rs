@@ -65,7 +65,7 @@ pub struct PatchPlanner {
 
 /// How a function can be patched: whether its calls can be counted and timed.
 ///
-/// [`PatchPlanner`] has an example.
+/// [`PatchPlanner::new`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FunctionPlan {
@@ -100,7 +100,7 @@ impl FunctionPlan {
 
 /// The patches with which a function is timed. They do not overlap each other.
 ///
-/// [`PatchPlanner`] has an example.
+/// [`PatchPlanner::new`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExitPlan {

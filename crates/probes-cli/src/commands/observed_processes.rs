@@ -393,7 +393,6 @@ impl ObservedProcesses {
         let Some(forked) = &mut self.forked else {
             return false;
         };
-        // There may be thousands of them.
         for one in self.each.iter_mut().filter(|one| one.failed_at.is_some()) {
             one.observer.close_if_reaped();
         }

@@ -10,6 +10,7 @@ use nix::unistd::geteuid;
 use test_support::{Scratch, Talker, as_nobody, eventually, fixture, fixture_forms, process};
 
 use crate::support::{Directory, image, run, run_command, states};
+use crate::waits::filter_against;
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
@@ -341,34 +342,15 @@ fn info_and_live_work_where_seccomp_forbids_ptrace() {
     }
 }
 
-/// The instructions of a filter that lets ptrace(2) fail with this error.
-fn filter_of_ptrace(errno: Errno) -> Vec<u8> {
-    const LOAD: u16 = 0x20;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    const PTRACE: u32 = 101;
-    const ERRNO: u32 = 0x5_0000;
-    const ALLOW: u32 = 0x7fff_0000;
-    let filter = [
-        (LOAD, [0, 0], 0),
-        (JUMP_IF_EQUAL, [0, 1], PTRACE),
-        (RETURN, [0, 0], ERRNO | errno as u32),
-        (RETURN, [0, 0], ALLOW),
-    ];
-    let bytes = |(code, jumps, k): &(u16, [u8; 2], u32)| {
-        [&code.to_ne_bytes()[..], jumps, &k.to_ne_bytes()].concat()
-    };
-    filter.iter().flat_map(bytes).collect()
-}
-
 #[test]
 fn filter_that_returns_any_error_is_named() {
+    const PTRACE: u32 = 101;
     let scratch = Scratch::new();
     let path = scratch.file("filter");
     let file = fixture("gen_ocaml_2.pie");
     let target = Talker::start(&file);
     for errno in [Errno::EPERM, Errno::EACCES, Errno::ENOSYS, Errno::EIO] {
-        fs::write(&path, filter_of_ptrace(errno)).unwrap();
+        filter_against(PTRACE, errno as u32, &path);
         let attach = format!("attach -enable plain -pid {}", target.pid());
         let trace = format!("trace -enable plain -prog {}", file.display());
         for line in [attach, trace] {

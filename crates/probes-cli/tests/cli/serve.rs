@@ -500,7 +500,7 @@ fn programs_without_ocaml_are_left_out() {
     }
 }
 
-// promise: Serving: A process that has executed its program anew is observed again within two seconds, whatever `-scan` is (3 ×)
+// promise: Serving: A process that has executed its program anew is observed again at once, whatever `-scan` is (3 ×)
 #[test]
 fn executed_program_is_observed_at_once() {
     let scratch = Scratch::new();

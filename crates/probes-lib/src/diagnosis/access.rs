@@ -80,7 +80,7 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
         ancestor(process),
         seccomp(process),
         memory_limit(process),
-        has_code_cave(process),
+        code_cave_for_calls(process),
         files(process),
         memory,
     ]);
@@ -185,7 +185,7 @@ fn seccomp(process: &Process) -> Check {
 }
 
 /// Whether there is a code cave for injected calls.
-fn has_code_cave(process: &Process) -> Check {
+fn code_cave_for_calls(process: &Process) -> Check {
     let kind = CheckKind::CodeCave;
     let opened = ProcessMemory::open(process, OFlag::O_RDONLY).ok();
     let Some((memory, maps)) = opened.zip(read_maps(process).ok()) else {

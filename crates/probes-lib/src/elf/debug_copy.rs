@@ -75,6 +75,7 @@ impl ElfFile {
         let used = copies.iter().filter_map(|(_, copy)| copy.upgrade());
         let used = used.map(|copy| copy.copied).sum();
         let copy = Arc::new(self.copy_debugging_information(used)?);
+        lock_left_out().retain(|path| path != self.path());
         copies.push((version, Arc::downgrade(&copy)));
         Ok(copy)
     }

@@ -380,7 +380,7 @@ mod tests {
         let [found] = symbols.find(["main"]).unwrap();
         assert_eq!(found.len(), COUNT);
         // To look at each place of the name for each symbol takes minutes.
-        assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
+        assert!(start.elapsed() < DEADLINE / 4, "{:?}", start.elapsed());
     }
 
     #[test]

@@ -371,8 +371,8 @@ fn is_left(call: &InjectedCall, maps: &[Mapping], before: &[Mapping]) -> bool {
 }
 
 /// Returns those of the calls that are to be made again, because they were interrupted. What one of them has unmapped is
-/// not unmapped again: meanwhile, the process may map something there, even the same. Those that map are made again: they
-/// fail if they have mapped, and the code has to list them.
+/// not unmapped again: meanwhile, the process may map something there, even the same. Other calls are made again, which
+/// does no harm: those that map fail if they have mapped, or map the same anew.
 fn not_done(calls: &[InjectedCall], maps: &[Mapping], before: &[Mapping]) -> Vec<InjectedCall> {
     let calls = calls.iter().copied();
     calls

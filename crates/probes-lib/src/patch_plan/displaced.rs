@@ -22,7 +22,7 @@ use crate::site::INT3;
 
 /// An exit of a function among displaced instructions: a return, or a jump to another function.
 ///
-/// [`PatchPlanner`](crate::PatchPlanner) has an example.
+/// [`PatchPlanner::new`](crate::PatchPlanner::new) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DisplacedExit {

@@ -25,7 +25,7 @@ pub(crate) const SHORT_JMP: u8 = 0xeb;
 ///                               a jump, and the patch before it may overwrite that byte
 /// ```
 ///
-/// [`PatchPlanner`](crate::PatchPlanner) has an example.
+/// [`PatchPlanner::new`](crate::PatchPlanner::new) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Jump {

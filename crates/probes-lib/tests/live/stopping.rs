@@ -306,7 +306,7 @@ fn process_in_vfork_is_busy_and_resumed_soon() {
         let error = session.target.update_with(&enable, options).unwrap_err();
         // The limit is far below a test's deadline; it is above the update's, for busy machines.
         assert!(
-            started.elapsed() < time_limit * 200,
+            started.elapsed() < time_limit * 60,
             "{:?}",
             started.elapsed()
         );

@@ -245,7 +245,7 @@ fn many_segments_are_searched_fast() {
     assert_eq!(table.functions().len(), 100_000);
     assert!(table.functions().all(|function| function.len() == 1));
     // To look at each segment for each symbol takes minutes.
-    assert!(start.elapsed() < DEADLINE, "{:?}", start.elapsed());
+    assert!(start.elapsed() < DEADLINE / 4, "{:?}", start.elapsed());
 }
 
 /// Reads the functions of a file with these bytes and checks what holds of all tables.

@@ -109,7 +109,8 @@ impl Directory {
         match mkdirat(AT_FDCWD, &path, access) {
             // Whatever our umask: others see the holders of their probes. Before it is opened, as the umask may keep us
             // from that.
-            Ok(()) => fchmodat(AT_FDCWD, &path, access, FchmodatFlags::NoFollowSymlink)?,
+            Ok(()) => fchmodat(AT_FDCWD, &path, access, FchmodatFlags::FollowSymlink)
+                .map_err(|errno| named(&path, errno.desc()))?,
             Err(Errno::EEXIST) => {}
             Err(errno) => return Err(named(&path, errno.desc())),
         }
