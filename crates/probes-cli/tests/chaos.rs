@@ -18,8 +18,8 @@ const SUITE: &str = "chaos";
 // Helpers: time and counts of a case, the process under test, how it ends, the tool.
 #[path = "chaos/case.rs"]
 mod case;
-#[path = "chaos/ending.rs"]
-mod ending;
+#[path = "chaos/process_with_event.rs"]
+mod process_with_event;
 #[path = "cli/schema.rs"]
 #[allow(dead_code, reason = "it is shared with other suites")]
 mod schema;

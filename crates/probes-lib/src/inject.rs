@@ -1,4 +1,4 @@
-//! Writes code into a process: system calls that one of its threads is made to run, and the hook in
+//! Writes code into a process: system calls that one of its threads is made to execute, and the hook in
 //! its dynamic loader. (The trampolines of observations are `observe`'s.)
 
 pub(crate) mod code_cave;

@@ -39,7 +39,7 @@ that, `info` shows what it still holds, and `attach -release-dead`, run by the s
 undoes and prints it; what running commands hold stays.
 
 With -follow, the command goes on tracing the processes, what they start, and the programs that
-these execute, until all have exited, or until one of these signals; it does not undo its changes.
+these execute, until all have exited or one of these signals arrives; its changes are not undone.
 Names that another program or a library does not have are skipped there; processes without probes (a
 shell) are detached, and what they start is not followed. A name that an attached process itself
 does not have gives a warning. -v reports what happens.
@@ -196,7 +196,7 @@ fn change_for(
         sum_up_each(failures);
         return Ok(steps);
     }
-    // If the reader does not read, the changes are still undone when the time is over or a signal comes.
+    // Even if nobody reads the output, the changes are undone when the time is over or a signal arrives.
     let deadline = Instant::now().checked_add(duration);
     interruptible.set_deadline(deadline);
     let printed = match interruptible.write(&text) {

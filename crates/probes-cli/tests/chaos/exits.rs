@@ -13,7 +13,7 @@ use test_support::process::{children, stat, state};
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program_forms};
 
 use crate::case::Case;
-use crate::ending::{Ending, Event, assert_gone};
+use crate::process_with_event::{Event, ProcessWithEvent, assert_gone};
 use crate::subject::{Subject, all, patient_options, state_after};
 use crate::tool;
 
@@ -33,8 +33,8 @@ fn update_with_event_before(
     event: Event,
     nth: usize,
 ) -> usize {
-    let ending = Ending::of(Subject::start(file, args), event);
-    let (result, calls) = ending.before(nth, || enable_all(ending.pid));
+    let process = ProcessWithEvent::of(Subject::start(file, args), event);
+    let (result, calls) = process.run_with_event_before(nth, || enable_all(process.pid));
     let has_happened = calls >= nth;
     let what = format!(
         "{event:?} before call {nth} of {}: {result:?}",
@@ -58,15 +58,15 @@ fn update_with_event_before(
         assert!(result.is_ok(), "{what}");
     }
     if event == Event::Exec && has_happened {
-        ending.talker().expect("ready");
-        let target = probes_lib::Target::open(ending.pid).unwrap();
+        process.talker().expect("ready");
+        let target = probes_lib::Target::open(process.pid).unwrap();
         let states = target.states().unwrap();
         let has = |state| states.probes().all(|probe| probe.state() == state);
         // If the exec came first, it is the new program that was changed.
         let is_changed = result.is_ok() && has(State::Enabled);
         assert!(is_changed || has(State::Disabled), "{what}");
     }
-    ending.end(has_happened, &what);
+    process.end(has_happened, &what);
     calls
 }
 

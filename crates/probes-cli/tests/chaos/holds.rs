@@ -122,8 +122,8 @@ fn kill_in_every_way(case: &mut Case, file: PathBuf, fault: &str) {
     subject.end();
 }
 
-// promise: Death of the tool: What an `attach -for` holds that was killed before any of its system calls is
-//    undone by `-release-dead`, and nothing else (about 1,100 kills, half of them while others enable or hold the
+// promise: Death of the tool: If an `attach -for` is killed before any of its system calls, `-release-dead` undoes
+//    what it holds, and nothing else (about 1,100 kills, half of them while others enable or hold the
 //    same probes)
 #[test]
 fn hold_killed_before_each_call_is_undone() {
@@ -138,8 +138,8 @@ fn hold_killed_before_each_call_is_undone() {
     assert!(case.counted("killed: held") > 0);
 }
 
-// promise: Death of the tool: What an `attach -for` holds that was killed before or within any of its writes is
-//    undone by `-release-dead`, and nothing else (164 kills)
+// promise: Death of the tool: If an `attach -for` is killed before or within any of its writes, `-release-dead` undoes
+//    what it holds, and nothing else (164 kills)
 #[test]
 fn hold_killed_within_each_write_is_undone() {
     let mut case = Case::begin("holds, killed before or within each write", 3);

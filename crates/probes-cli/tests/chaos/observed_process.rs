@@ -13,9 +13,9 @@ use test_support::{eventually, fixture_forms, output_while, program_forms};
 
 use crate::case::Case;
 use crate::counting::anonymous_code_mappings;
-use crate::ending::{Ending, Event};
 use crate::observations::{check, everything};
 use crate::observers::{end, start};
+use crate::process_with_event::{Event, ProcessWithEvent};
 use crate::subject::{Subject, patient_options};
 use crate::tool;
 
@@ -40,11 +40,11 @@ fn observe(target: &Target, observation: &Observation) -> probes_lib::Result<Obs
 /// Observes a process to which `event` happens before the nth system call of the observation;
 /// returns how many system calls were made.
 fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: usize) -> usize {
-    let ending = Ending::of(Subject::start(file, args), event);
-    let pid = ending.pid;
+    let process = ProcessWithEvent::of(Subject::start(file, args), event);
+    let pid = process.pid;
     let target = Target::open(pid).unwrap();
     let observation = everything(&target);
-    let (result, calls) = ending.before(nth, || observe(&target, &observation));
+    let (result, calls) = process.run_with_event_before(nth, || observe(&target, &observation));
     let has_happened = calls >= nth;
     let what = format!("{event:?} before call {nth} of {}", file.display());
     match &result {
@@ -64,7 +64,7 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
         },
     }
     if event == Event::Exec && has_happened {
-        ending.talker().expect("ready");
+        process.talker().expect("ready");
         // The new program is not observed.
         let states = Target::open(pid).unwrap().states().unwrap();
         assert_eq!(
@@ -75,9 +75,9 @@ fn end_before(case: &mut Case, file: &Path, args: &[&str], event: Event, nth: us
         let mut states = states.probes().map(|probe| probe.state());
         assert!(states.all(|state| state == State::Disabled), "{what}");
         assert_eq!(anonymous_code_mappings(pid), 0, "{what}");
-        ending.talker().hits();
+        process.talker().hits();
     }
-    ending.end(has_happened, &what);
+    process.end(has_happened, &what);
     calls
 }
 

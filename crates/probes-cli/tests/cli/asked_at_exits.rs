@@ -216,7 +216,8 @@ fn pairs_are_chosen_by_their_times() {
     }
 }
 
-// promise: Functions: The same of calls, also of self times, with keys, and with a condition where they begin (4 programs)
+// promise: Functions: With `elapsed` in `-where`, `latency -fn` has the calls that take so long, and no others, also with self
+//    times, with keys, and with a condition where they begin (4 programs)
 #[test]
 fn calls_are_chosen_by_their_times() {
     for file in fixture_forms("lasting") {

@@ -179,7 +179,7 @@ fn strings_of_later_children_are_read() {
     }
 }
 
-// promise: Observations: With -follow, a child whose parent is killed is observed on, and no hit is counted twice (2)
+// promise: Observations: With -follow, a child whose parent is killed is still observed, and no hit is counted twice (2)
 #[test]
 fn children_of_a_killed_parent_are_observed() {
     for file in fixture_forms("forker") {

@@ -73,7 +73,7 @@ fn each_command_warns_of_forked_children() {
     }
 }
 
-// promise: Observations: No warning is about a child that shares its parent's memory, or executes a program at once (2 × 2)
+// promise: Observations: A child that shares its parent's memory, or executes a program at once, causes no warning (2 × 2)
 #[test]
 fn children_without_hits_give_no_warning() {
     for file in fixture_forms("vforker") {

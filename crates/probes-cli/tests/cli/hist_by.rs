@@ -138,7 +138,7 @@ fn keys_are_of_any_kind() {
     }
 }
 
-// promise: Observations: hits without a value or without a key are untyped in `hist -by` (2 programs, 4 ways)
+// promise: Observations: Hits without a value or without a key are untyped in `hist -by` (2 programs, 4 ways)
 #[test]
 fn hits_without_value_or_key_are_untyped() {
     for file in program_forms("shown") {

@@ -129,7 +129,7 @@ fn many_dead_holders_have_one_warning() {
     release(pid);
 }
 
-// promise: Updates for a time: Of a living and a dead holder of a probe, only the dead one's hold is undone (2)
+// promise: Updates for a time: Of a running and a killed holder of a probe, only the killed one's hold is undone (2)
 #[test]
 fn living_holder_keeps_what_it_holds() {
     for target in both_forms("gen_ocaml_2") {
@@ -206,7 +206,7 @@ fn answer_names_the_holder_in_json() {
     }
 }
 
-// promise: Updates for a time: What the dead held is not undone in a program that was executed since (2)
+// promise: Updates for a time: What a killed command held is not undone in a program that was executed since (2)
 #[test]
 fn executed_program_undoes_nothing() {
     for file in fixture_forms("exec_self") {
@@ -254,7 +254,7 @@ fn forge(target: &Talker, edit: impl Fn(&str) -> Vec<u8>) -> PathBuf {
     record.clone()
 }
 
-// promise: Updates for a time: A record that was damaged, or that lies, changes nothing but counters of
+// promise: Updates for a time: A record that is damaged or forged changes nothing but counters of
 //    its probes, and never below 0 (2 × 8)
 #[test]
 fn hostile_record_changes_nothing_else() {

@@ -159,7 +159,7 @@ fn pairs_have_keys_of_their_stops() {
     }
 }
 
-// promise: Observations: times without a key are those of `untyped` in `latency -by` (2 programs, pairs and functions)
+// promise: Observations: Times without a key are those of `untyped` in `latency -by` (2 programs, pairs and functions)
 #[test]
 fn times_without_a_key_are_untyped() {
     for file in program_forms("requests") {

@@ -169,8 +169,8 @@ fn killed_follower_leaves_lent_process_running() {
     }
 }
 
-// promise: Following: If a tool is killed while a followed process is lent to it, the process runs on and is followed
-//    on (2 × 10 kills)
+// promise: Following: If a tool is killed while a followed process is lent to it, the process runs on and is still
+//    followed (2 × 10 kills)
 #[test]
 fn killed_tool_leaves_lent_process_running() {
     for family in fixture_forms("family") {
@@ -184,8 +184,8 @@ fn killed_tool_leaves_lent_process_running() {
     }
 }
 
-// promise: Following: If a tool is silent while a followed process is lent to it, the process runs on and is followed
-//    on (2 × 3 times)
+// promise: Following: If a tool is silent while a followed process is lent to it, the process runs on and is still
+//    followed (2 × 3 times)
 #[test]
 fn silent_tool_leaves_lent_process_running() {
     for family in fixture_forms("family") {

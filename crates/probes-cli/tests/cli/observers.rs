@@ -193,7 +193,7 @@ fn replaced_observer_prints_results_and_its_successor() {
     }
 }
 
-// promise: Observations: If another tool replaces the observer of one of several processes, the others are observed on,
+// promise: Observations: If another tool replaces the observer of one of several processes, the others are still observed,
 //    and it is reported once (2)
 #[test]
 fn others_are_observed_if_one_observer_is_replaced() {
@@ -439,7 +439,7 @@ fn run_in_container(pid: i32, line: &str) -> Run {
 }
 
 // promise: Observations: An observer is seen from other pid namespaces and other mounts of /proc, and
-//    so is its death (2, from both sides)
+//    that it was killed is seen there, too (2, from both sides)
 #[test]
 fn observer_is_seen_from_another_pid_namespace() {
     for program in fixture_forms("objects/host") {

@@ -687,7 +687,7 @@ fn wrong_command_lines_change_nothing() {
     assert!(!is_observed(pid));
 }
 
-// promise: Time lines: A terminal shows how far a recording is; nothing else does, nor with -quiet
+// promise: Time lines: Progress of a recording is shown only on a terminal, and not with -quiet
 #[test]
 fn progress_of_recordings_is_shown_on_terminals_alone() {
     let scratch = Scratch::new();

@@ -169,7 +169,7 @@ fn stopped_process_has_stacks() {
     target.ask("nonsense", "unknown");
 }
 
-// promise: Stacks: A sleep that goes on after the process was stopped has its name, and what it waits for (2)
+// promise: Stacks: A sleep that goes on after the process was stopped is shown with its name and what it waits for (2)
 #[test]
 fn sleep_that_was_stopped_has_its_name() {
     for file in fixture_forms("blocked") {

@@ -369,7 +369,7 @@ fn unread_arguments_are_left_out_of_globs() {
     }
 }
 
-// promise: Observations: Of a library that has only data, nothing is said if only USDT probes are observed (1)
+// promise: Observations: No message names a library that has only data if only USDT probes are observed (1)
 #[test]
 fn libraries_of_data_are_left_out_in_silence() {
     let scratch = Scratch::new();

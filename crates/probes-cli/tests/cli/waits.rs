@@ -417,7 +417,7 @@ fn excess_of_unseen_waits_is_in_each_form() {
     assert!(excess >= 0.0);
 }
 
-// promise: Profiles: A terminal shows how far a profile is; nothing else does, nor with -quiet
+// promise: Profiles: Progress of a profile is shown only on a terminal, and not with -quiet
 #[test]
 fn progress_is_shown_on_terminals_alone() {
     let target = Talker::start(&fixture("turns.pie"));

@@ -60,7 +60,8 @@ fn every_nth_hit_of_ocaml_is_shown() {
     }
 }
 
-// promise: Functions: The same of functions of C (2 programs, 1, 4 and 16 threads)
+// promise: Functions: With `-sample 1/N`, exactly every Nth call of each C function is shown, and the number of all others is
+//    known (2 programs, 1, 4 and 16 threads)
 #[test]
 fn every_nth_call_of_c_is_shown() {
     for file in fixture_forms("passing") {

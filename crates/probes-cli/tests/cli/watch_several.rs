@@ -48,7 +48,8 @@ fn columns_of_several_have_the_pid() {
     assert_eq!(tool.until_end().answer(), format!("{}\n", pids[2]));
 }
 
-// promise: Observations: A process that exits while several are watched keeps its hits, and the others are watched on (3 processes)
+// promise: Observations: A process that exits while several are watched keeps its hits, and the others are still
+//    watched (3 processes)
 #[test]
 fn others_are_watched_when_one_exits() {
     let mut targets = targets("calls");

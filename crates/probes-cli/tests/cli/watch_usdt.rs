@@ -134,7 +134,7 @@ fn frames_of_young_threads_are_read() {
     }
 }
 
-// promise: Observations: `-where` asks for arguments of USDT probes, of `count` and of `watch`, also for those that may be
+// promise: Observations: With `count` and `watch`, `-where` can ask for arguments of USDT probes, also for those that may be
 //    anywhere in memory (2 programs, 10 expressions)
 #[test]
 fn expressions_ask_for_arguments() {

@@ -52,7 +52,8 @@ fn expressions_choose_the_hits_shown() {
     }
 }
 
-// promise: Functions: The same of functions of C, also in those that use the x87 unit (2 programs, 1 and 4 threads)
+// promise: Functions: `watch -where` shows exactly the calls of C functions for which the expression is true, also of functions
+//    that use the x87 unit, and counts those for which it is neither true nor false (2 programs, 1 and 4 threads)
 #[test]
 fn expressions_choose_the_calls_of_c() {
     for file in fixture_forms("passing") {

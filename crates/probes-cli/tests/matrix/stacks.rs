@@ -175,7 +175,8 @@ fn all_wait(threads: &[Value], named: &BTreeMap<i64, (String, u64)>) -> bool {
     named.keys().all(|named| waiting.contains(named))
 }
 
-// promise: Stacks: Each thread of OCaml 5 is said with the domain that the program says, tick and backup threads too, and nothing is stopped
+// promise: Stacks: Each thread of OCaml 5 is shown with the domain that the program reports, tick and backup threads too;
+//    nothing is stopped
 //    for it; also in other namespaces (2 programs of 4 domains and 19 threads in each chroot)
 #[test]
 fn threads_are_shown_with_their_domains() {

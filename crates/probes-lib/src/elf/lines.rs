@@ -91,7 +91,7 @@ impl LineSearch {
         };
         let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
         let mut starts = BTreeMap::new();
-        // Each row takes a byte at least; hostile tables share bytes.
+        // Each row takes at least one byte of the section. Those of a hostile file may overlap, and have more rows.
         let mut rows_left = dwarf.debug_line.reader().slice().len();
         self.has_tables |= rows_left > 0;
         let mut seen = HashSet::new();
@@ -118,7 +118,7 @@ impl LineSearch {
         starts.into_keys().collect()
     }
 
-    /// Returns the indices of the source files that are meant, with their paths.
+    /// Returns the indices and paths of the source files whose paths end with `suffix`. Notes the names of the others.
     fn files_of(
         &mut self,
         dwarf: &Dwarf<DwarfBytes<'_>>,

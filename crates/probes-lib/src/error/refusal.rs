@@ -38,7 +38,7 @@ pub enum Refusal {
         /// Its length in bytes.
         len: u64,
     },
-    /// The place ends before there is room for a jump, and what follows leaves no shorter jump.
+    /// The place has too few bytes for a jump, and what follows it allows no shorter jump.
     #[error("{}", too_short(*len, *exit))]
     TooShort {
         /// The length of the place in bytes, with the padding that follows.
@@ -82,10 +82,10 @@ pub enum Refusal {
         /// Where its last instruction is.
         offset: u64,
     },
-    /// The patch of this exit would overlap that of the entry or of another exit.
+    /// The patch of this exit would overlap another one of this function, or one of this function that of another function.
     #[error("{}", overlap(*offset))]
     Overlap {
-        /// Where the exit is; 0 if it is the entry, and the other patch that of another function.
+        /// Where the exit is; 0 if the other patch is that of another function.
         offset: u64,
     },
     /// The trampoline is too far from the place, or from what a displaced instruction refers to.
@@ -109,8 +109,8 @@ pub enum Refusal {
     /// It is an instruction within a function: only calls of whole functions are timed.
     #[error("is not the beginning of a function, and only calls of functions can be timed")]
     NotEntry,
-    /// It is OCaml 5's, which executes its code on stacks of its own, and where the runtime has the address of the
-    /// current one is not known.
+    /// It is code of OCaml 5, which runs on the stacks of fibers, and where the runtime keeps the address of the
+    /// current stack is not known.
     #[error("runs on fibers of OCaml 5 that cannot be distinguished here, so it cannot be timed")]
     UnknownStack,
     /// No memory is free within reach of its jump, or other functions that are selected take it.
@@ -121,19 +121,19 @@ pub enum Refusal {
     /// It is code that the kernel maps into each process.
     #[error("is code of the kernel (vDSO)")]
     KernelCode,
-    /// It is called to switch the runtime events on, which are read as well.
+    /// This tool, which is to read runtime events as well, calls it to switch them on.
     #[error("is called by this tool to switch runtime events on")]
     SwitchesEvents,
     /// Another tool has set a breakpoint there: a debugger, or uprobes of perf or bpftrace.
     #[error("has a breakpoint of another tool, such as gdb or bpftrace, in its first instructions")]
     Breakpoint,
-    /// The mapping of its code is shared (`MAP_SHARED`): a patch would be one of the file, and the kernel refuses it.
+    /// The mapping of its code is shared (`MAP_SHARED`): a patch would change the file, and the kernel refuses it.
     #[error("is in code that is mapped shared, and cannot be changed for this process alone")]
     SharedCode,
     /// The process has other code there than its file.
     #[error("has other code in the process than in its file")]
     ChangedCode,
-    /// What is asked of its calls is about an argument that it does not have, or has with another type, or it is not known which
+    /// An expression asks for an argument that it does not have, or that has another type, or it is not known which arguments
     /// it has.
     #[error("is not known to have an argument of this kind")]
     NoArgument,

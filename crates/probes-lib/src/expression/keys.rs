@@ -9,8 +9,8 @@ use crate::expression::MAX_ARGUMENTS;
 
 /// What hits are counted by: one or several expressions, such as `len(page), caller`.
 ///
-/// Each is an integer, a string (`str(arg0)`), or one of `probe`, `caller` and `tid`. What they mean is known for a
-/// point only.
+/// Each is an integer, a string (`str(arg0)`), or one of `probe`, `caller` and `tid`. What they mean depends on the
+/// point whose hits are counted.
 ///
 /// ```
 /// use probes_lib::Keys;
@@ -67,7 +67,7 @@ impl Keys {
         parts
     }
 
-    /// Returns them in their order, at least one.
+    /// Returns the expressions in their order, at least one.
     pub fn expressions(&self) -> impl ExactSizeIterator<Item = &Expression> {
         self.0.iter()
     }
@@ -121,7 +121,7 @@ impl Keys {
         }
     }
 
-    /// Returns what they are at the hits of a point.
+    /// Returns the parts of the keys at the hits of a point.
     pub(crate) fn parts(&self, scope: &Scope) -> Result<Vec<KeyPart>, BadExpression> {
         let mut held = 0;
         let parts = self.0.iter().map(|expression| {

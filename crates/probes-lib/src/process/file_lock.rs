@@ -1,5 +1,5 @@
 //! Locks on open files (fcntl(2), "Open file description locks"): the kernel releases one when its file is
-//! closed, at the latest when its holder dies.
+//! closed, at the latest when the process that holds it exits or is killed.
 
 use std::fs::File;
 use std::ops::Range;
@@ -32,7 +32,7 @@ pub(crate) fn lock(file: &File, kind: LockKind, bytes: Range<u64>) -> nix::Resul
 pub(crate) fn unlock(file: &File, bytes: Range<u64>) {
     let mut lock = flock(LockKind::Shared, bytes);
     lock.l_type = libc::F_UNLCK as i16;
-    // It is released all the same when the last copy of the file is closed.
+    // If this fails, the lock is released when the last descriptor of the open file is closed.
     let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&lock));
 }
 

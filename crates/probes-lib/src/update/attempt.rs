@@ -121,7 +121,7 @@ impl Updater<'_> {
             match self.try_repeatedly(choose) {
                 // A tool in a container, whose lock we cannot see, updates the process.
                 Err(error) if error.is_being_updated() && Instant::now() < deadline => {
-                    self.not_carried_out();
+                    self.record_not_carried_out();
                     lock::pause();
                 }
                 done => {
@@ -195,7 +195,7 @@ impl Updater<'_> {
         for _ in 0..ATTEMPTS {
             match opened.while_nothing_unloads(|| self.try_once(choose, &memory)) {
                 Ok(Some(report)) => return Ok(report),
-                Ok(None) => self.not_carried_out(),
+                Ok(None) => self.record_not_carried_out(),
                 // An object has just been unloaded.
                 Err(error) if opened.is_unloaded(&error) => {
                     if let Some((hold, change)) = self.hold {
@@ -230,10 +230,10 @@ impl Updater<'_> {
         }
     }
 
-    /// Records that what was about to be written was not, because the process had changed.
-    fn not_carried_out(&self) {
+    /// Records that the intended change was not carried out, because the process had changed: nothing was written.
+    fn record_not_carried_out(&self) {
         if let Some((hold, _)) = self.hold {
-            hold.not_carried_out();
+            hold.record_not_carried_out();
         }
     }
 
@@ -300,7 +300,7 @@ impl Updater<'_> {
             if !context.image.still_matches(&read_maps(process)?) {
                 return Ok(None);
             }
-            self.not_carried_out();
+            self.record_not_carried_out();
             // The states have changed since they were read; now that the process is stopped, they cannot.
             let prepared = context.prepare(request)?;
             self.record_intent(&prepared)?;

@@ -327,7 +327,7 @@ fn check_histogram(
 }
 
 // promise: Observations: Histograms agree to the last hit, with their exact sum, with a program that counts the hits of each of its
-//    threads (20 observations each of 1, 4 and 16 threads)
+//    threads (40 observations each of 1, 4 and 16 threads)
 #[test]
 fn histograms_equal_the_programs_own_count() {
     for file in fixture_forms("self_counting") {

@@ -1,5 +1,5 @@
 //! Programs that are started with their probes set before their first instruction, and otherwise
-//! run exactly as without us. If their probes cannot be set, they are not started at all.
+//! run exactly as without the tool. If their probes cannot be set, they are not started at all.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -97,7 +97,7 @@ fn initially_enabled_probes_can_be_off_from_start() {
 fn every_fixture_starts_with_all_its_probes_on() {
     for subject in expected::fixtures() {
         let stem = subject.file.file_stem().unwrap().to_str().unwrap();
-        // The first maps its code anew when it starts; the others execute their sites without a
+        // The first maps its code anew when it starts; in the others, threads or children execute the sites without a
         // pause.
         if [
             "shared_text",
@@ -277,7 +277,7 @@ fn with_interpreter(scratch: &Scratch, name: &str, interpreter: &[u8]) -> PathBu
 }
 
 /// A copy of a program that wants 112 TiB of zeroed memory.
-fn with_endless_data(scratch: &Scratch, program: &Path) -> PathBuf {
+fn with_huge_data(scratch: &Scratch, program: &Path) -> PathBuf {
     let mut bytes = fs::read(program).unwrap();
     let number = |bytes: &[u8], at: usize, len: usize| {
         let mut number = [0; 8];
@@ -327,9 +327,9 @@ fn file_that_cannot_execute_is_refused_with_reason() {
             ),
         ];
         for file in fixture_forms("gen_ocaml_2") {
-            let endless = with_endless_data(&scratch, &file);
+            let huge = with_huge_data(&scratch, &file);
             cases.push((
-                endless,
+                huge,
                 "cannot run FILE: it was killed by SIGSEGV before its first instruction",
             ));
         }
@@ -340,9 +340,9 @@ fn file_that_cannot_execute_is_refused_with_reason() {
             assert_eq!(found, format!("{message}; the program was not started"));
         }
 
-        let mut talkative = Command::new(&plain);
-        talkative.arg("x".repeat(1 << 20));
-        let error = refused(talkative);
+        let mut with_long_argument = Command::new(&plain);
+        with_long_argument.arg("x".repeat(1 << 20));
+        let error = refused(with_long_argument);
         assert!(error.contains(": Argument list too long; the "), "{error}");
 
         let written = scratch.copy(&plain, "being written");
@@ -353,7 +353,7 @@ fn file_that_cannot_execute_is_refused_with_reason() {
 }
 
 #[test]
-fn program_is_found_on_path_like_a_shell() {
+fn program_is_found_on_path_as_by_a_shell() {
     let scratch = Scratch::new();
     for file in fixture_forms("gen_ocaml_2") {
         let (first, second) = (scratch.file("one"), scratch.file("two"));
@@ -407,7 +407,7 @@ fn inheritance(pid: i32) -> Vec<(String, String)> {
     .into();
     for (name, signals) in &mut all {
         if name.starts_with("Sig") {
-            // Signals 32 and 33 are glibc's own. It has two ways of starting programs, which may
+            // Signals 32 and 33 are glibc's own. Programs started by its posix_spawn(3) and by its fork(2) may
             // differ in them.
             let set = u64::from_str_radix(signals, 16).unwrap() & !(3 << 31);
             *signals = format!("{set:x}");
@@ -444,9 +444,9 @@ fn inheritance(pid: i32) -> Vec<(String, String)> {
 fn launched_program_equals_one_started_directly() {
     alone(|| {
         let scratch = Scratch::new();
-        let mut held_back = nix::sys::signal::SigSet::empty();
-        held_back.add(nix::sys::signal::Signal::SIGUSR1);
-        held_back.thread_block().unwrap();
+        let mut blocked = nix::sys::signal::SigSet::empty();
+        blocked.add(nix::sys::signal::Signal::SIGUSR1);
+        blocked.thread_block().unwrap();
         for file in fixture_forms("gen_ocaml_2")
             .into_iter()
             .chain(program_forms("init"))

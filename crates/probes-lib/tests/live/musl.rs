@@ -1,4 +1,4 @@
-//! Programs of the C library musl, which has another dynamic loader.
+//! Programs that use the C library musl, whose dynamic loader differs from that of glibc.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

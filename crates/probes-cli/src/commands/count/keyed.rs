@@ -1,4 +1,4 @@
-//! `count -by`: how often hits have each key.
+//! `count -by`: counts hits by their keys.
 
 use std::borrow::Cow;
 use std::mem::take;
@@ -27,7 +27,7 @@ pub(super) struct KeyedCounting<'o> {
 }
 
 impl<'o> KeyedCounting<'o> {
-    /// `only` is the process, if the answer is about one.
+    /// `only` is the process, if the answer is about a single one.
     pub(super) fn new(
         by: &'o CountedBy,
         only: Option<&Target>,

@@ -16,7 +16,7 @@ use super::keyed_starts::MAX_WAITING;
 use super::sink::{MAX_KEPT, Sink};
 use super::timeline::Timeline;
 use super::waits::WaitsReader;
-use crate::clock::{in_nanoseconds, monotonic_now, nanoseconds};
+use crate::clock::{clock_now, in_nanoseconds, monotonic_now};
 use crate::commands::doubtful_times::warn_of_interleaved;
 use crate::commands::event_loop::{EventHandler, read_until_end, warn_of_lost_words};
 use crate::commands::lost_switches::warn_of_lost_switches;
@@ -623,8 +623,8 @@ fn traced(pid: i32, program: &Path) -> TracedProcess {
         pid,
         name: name.to_string_lossy().into_owned(),
         monotonic: monotonic_now(),
-        boottime: nanoseconds(ClockId::CLOCK_BOOTTIME),
-        realtime: nanoseconds(ClockId::CLOCK_REALTIME),
+        boottime: clock_now(ClockId::CLOCK_BOOTTIME),
+        realtime: clock_now(ClockId::CLOCK_REALTIME),
     }
 }
 

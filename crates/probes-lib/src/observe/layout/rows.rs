@@ -78,7 +78,7 @@ pub(crate) mod header {
 
 /// How many rows can be claimed.
 pub(crate) const CLAIMED_ROWS: u64 = 31;
-/// With that of the first domain.
+/// How many rows can have an owner: these, and that of the first domain.
 const OWNED_ROWS: u64 = CLAIMED_ROWS + 1;
 pub(crate) const SHARED_ROWS: u64 = 1 << SHARED_ROW_BITS;
 pub(crate) const SHARED_ROW_BITS: u32 = 3;

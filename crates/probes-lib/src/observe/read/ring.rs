@@ -26,7 +26,7 @@ const MAX_KEPT: usize = 4 << 20;
 /// How many records of each ring were claimed.
 pub(crate) type Heads = [u64; GROUPS];
 
-/// How far the rings have been read.
+/// The rings of an observation, and how far they have been read.
 #[derive(Debug)]
 pub(crate) struct Rings {
     pub(crate) shared: LiveAddr,
@@ -97,11 +97,12 @@ impl Rings {
         Ok(())
     }
 
-    /// Returns whether there are no new records with these heads, and none is awaited.
+    /// Returns whether there are no new records with these heads, and none is awaited; `false` if nothing is recorded.
     pub(crate) fn have_nothing_new(&self, heads: &Heads) -> bool {
-        let is_awaited = self.layout.record_len == 0 || self.waiting.iter().any(Option::is_some);
+        let may_be_incomplete =
+            self.layout.record_len == 0 || self.waiting.iter().any(Option::is_some);
         // A head that is smaller than before has been overwritten by the program.
-        !is_awaited
+        !may_be_incomplete
             && heads
                 .iter()
                 .zip(&self.next)
@@ -329,7 +330,7 @@ mod tests {
     type Change = Box<dyn Fn(&mut Vec<u8>)>;
 
     /// Shared data. `meanwhile` are the changes that trampolines make, one after each read; the
-    /// last element is made first.
+    /// last element is applied first.
     struct Memory {
         bytes: RefCell<Vec<u8>>,
         meanwhile: RefCell<Vec<Change>>,
@@ -543,7 +544,7 @@ mod tests {
             };
             let mut meanwhile = memory.meanwhile.borrow_mut();
             meanwhile.push(Box::new(more));
-            // The head is read before.
+            // Nothing changes before that: after the head is read and, in the second case, after the first copy.
             for _ in 0..copies {
                 meanwhile.push(Box::new(|_| {}));
             }

@@ -232,7 +232,7 @@ impl HoldJournal {
     }
 
     /// Records that the intended change was not carried out, before it is tried again: nothing was written.
-    pub(crate) fn not_carried_out(&self) {
+    pub(crate) fn record_not_carried_out(&self) {
         let mut state = self.state();
         if state.record.outcomes.is_none() {
             let outcomes = vec![EntryOutcome::Before; state.record.entries.len()];
@@ -420,7 +420,7 @@ mod tests {
             added.map(|(_, amount)| amount).sum()
         };
         record_intent(&on, &simulated.program, HoldChange::Take);
-        hold.not_carried_out();
+        hold.record_not_carried_out();
         assert_eq!((hold.failure(), held(&simulated.program)), (None, 0));
         // Nothing was to be done the next time: nothing is held.
         hold.record_outcome(&process, HoldChange::Take, Ok(&done));
@@ -437,14 +437,14 @@ mod tests {
         };
         let before = stages(&simulated.program);
         record_intent(&off, &simulated.program, HoldChange::Undo);
-        hold.not_carried_out();
+        hold.record_not_carried_out();
         assert_eq!(held(&simulated.program), 4);
         assert_eq!(stages(&simulated.program), before);
         // The record does not grow by what is tried again.
         let complete = hold.state().record.complete;
         for _ in 0..3 {
             record_intent(&off, &simulated.program, HoldChange::Undo);
-            hold.not_carried_out();
+            hold.record_not_carried_out();
             assert_eq!(hold.state().record.complete, complete);
         }
         let bytes = hold
@@ -565,7 +565,7 @@ mod tests {
         // What it said may not be true any more.
         assert!(recorded(&hold).is_empty());
         // It could not be undone.
-        hold.not_carried_out();
+        hold.record_not_carried_out();
         assert_eq!((hold.failure(), recorded_names(&hold)), (None, names));
         undo();
         let done = Report::of_nothing(pid);

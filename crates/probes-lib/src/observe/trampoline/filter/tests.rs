@@ -855,7 +855,7 @@ fn kernel_that_must_not_be_asked_is_not() {
     assert_eq!(answer(&hit), Answer::Untyped);
 }
 
-// promise: Observations: The same of expressions about results (500 random expressions)
+// promise: Observations: Compiled expressions about results have the answers of the interpreter (500 random expressions)
 #[test]
 fn answers_about_results_agree() {
     use proptest::test_runner::{Config, TestRunner};

@@ -1,4 +1,4 @@
-//! [`Ending`]: a process that is killed, exits or execs just before a system call of the tool.
+//! [`ProcessWithEvent`]: a process that is killed, exits or execs just before a system call of the tool.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -19,23 +19,27 @@ pub(crate) enum Event {
 }
 
 /// A process to which something happens.
-pub(crate) struct Ending {
+pub(crate) struct ProcessWithEvent {
     pub(crate) pid: i32,
     event: Event,
     talker: Arc<Mutex<Talker>>,
 }
 
-impl Ending {
-    pub(crate) fn of(subject: Subject, event: Event) -> Ending {
-        Ending {
+impl ProcessWithEvent {
+    pub(crate) fn of(subject: Subject, event: Event) -> ProcessWithEvent {
+        ProcessWithEvent {
             pid: subject.pid(),
             event,
             talker: Arc::new(Mutex::new(subject.talker)),
         }
     }
 
-    /// Makes it happen before the nth system call of `run`; returns its result, and how many calls it has made.
-    pub(crate) fn before<T>(&self, nth: usize, run: impl FnOnce() -> T) -> (T, usize) {
+    /// Makes the event happen before the nth system call of `run`; returns the result of `run`, and how many calls it made.
+    pub(crate) fn run_with_event_before<T>(
+        &self,
+        nth: usize,
+        run: impl FnOnce() -> T,
+    ) -> (T, usize) {
         let (pid, event, talker) = (self.pid, self.event, Arc::clone(&self.talker));
         let send = move |line: &str| locked(&talker).send(line);
         faults::arm_event(nth, move || match event {
@@ -51,7 +55,7 @@ impl Ending {
         locked(&self.talker)
     }
 
-    /// Ends the process, and asserts that it has ended as it should: killed, if that `has_happened`.
+    /// Makes the process exit, and asserts that it was killed if [`Event::Kill`] `has_happened`, or else exited with success.
     pub(crate) fn end(&self, has_happened: bool, what: &str) {
         let mut talker = self.talker();
         talker.close_input();
