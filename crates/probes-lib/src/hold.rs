@@ -37,6 +37,14 @@ impl Hold {
         &self.report
     }
 
+    /// Returns whether there is anything to undo: a counter or a site was changed. A probe may have several counters, of which
+    /// [`Report::changed`] has the least.
+    pub fn has_changes(&self) -> bool {
+        let added = self.report.applied.iter().flat_map(|it| it.added.iter());
+        let sites = self.report.changed.iter().map(|change| change.sites);
+        added.map(|(_, amount)| amount).any(|&amount| amount != 0) || sites.sum::<usize>() > 0
+    }
+
     /// Returns why the hold is not recorded: nothing undoes it if this process is killed. `None` if it is
     /// recorded, or has changed nothing.
     pub fn unrecorded(&self) -> Option<String> {

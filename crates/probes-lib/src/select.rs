@@ -156,6 +156,11 @@ impl Actions {
         self.force = force;
         self
     }
+
+    /// Returns whether counters are set, whatever others have added to them: see [`Actions::force`].
+    pub fn is_forced(&self) -> bool {
+        self.force
+    }
 }
 
 /// What an update does to the counters of a probe; its sites follow.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use probes_lib::{Actions, Effect, Error, Follow, Hold, Options, ProbeChange, Report, Target};
+use probes_lib::{Actions, Effect, Error, Follow, Hold, Options, Target};
 
 use super::changes::{self, print_changes, print_undone};
 use super::follow;
@@ -149,7 +149,15 @@ fn change(
         let pid = target.pid();
         let report = report.map_err(Failure::of_attached(pid));
         if let Some(report) = failures.record_unless_exited(pid, report) {
-            unprinted.add(print(output, &report, failures));
+            let messages = failures.messages(pid);
+            let shows_pid = failures.shows_pid();
+            unprinted.add(print_changes(
+                output,
+                messages,
+                &report,
+                shows_pid,
+                actions.is_forced(),
+            ));
         }
     }
     unprinted
@@ -180,7 +188,7 @@ fn change_for(
             Err(failure) => unprinted = Err(failure),
         }
     }
-    let is_changed = |(_, hold): &(&Target, Hold)| hold.report().changed.iter().any(is_change);
+    let is_changed = |(_, hold): &(&Target, Hold)| hold.has_changes();
     let sum_up_each = |failures: &ProcessFailures| {
         for (target, hold) in &changed {
             changes::sum_up(output, &failures.messages(target.pid()), hold.report());
@@ -234,16 +242,11 @@ fn hold_each<'t>(
             let messages = failures.messages(pid);
             holds::warn_of_unrecorded(&messages, &hold);
             holds::warn_of_dead(&messages, pid, &target.holders());
-            changes::say_about_changes(&messages, hold.report());
+            changes::say_about_changes(&messages, hold.report(), actions.is_forced());
             held.push((target, hold));
         }
     }
     held
-}
-
-fn print(output: &Output, report: &Report, failures: &ProcessFailures) -> Result<(), Failure> {
-    let messages = failures.messages(report.pid);
-    print_changes(output, messages, report, failures.shows_pid())
 }
 
 /// Opens all processes, and, if there are several, checks what is to be done to each.
@@ -340,9 +343,4 @@ fn undo(
             failures.add(undone.pid, failure);
         }
     }
-}
-
-/// Whether anything has changed.
-fn is_change(change: &ProbeChange) -> bool {
-    change.before != change.after || change.sites > 0
 }

@@ -18,8 +18,9 @@ pub(super) fn print_changes(
     messages: Messages,
     report: &Report,
     shows_pid: bool,
+    is_forced: bool,
 ) -> Result<(), Failure> {
-    say_about_changes(&messages, report);
+    say_about_changes(&messages, report, is_forced);
     print_report(output, Update::Changed, report, shows_pid, || {
         "the probes were changed".to_owned()
     })?;
@@ -27,10 +28,14 @@ pub(super) fn print_changes(
     Ok(())
 }
 
-/// The notes and warnings about what was changed in a process that runs.
-pub(super) fn say_about_changes(messages: &Messages, report: &Report) {
+/// The notes and warnings about what was changed in a process that runs. If it `is_forced`, nothing that others have
+/// added is left.
+pub(super) fn say_about_changes(messages: &Messages, report: &Report, is_forced: bool) {
     say_skipped(messages, report);
-    say_about_result(messages, report);
+    if !is_forced {
+        warn_of_still_enabled(messages, report);
+    }
+    say_about_process(messages, report);
 }
 
 /// Prints what undoing an update has changed. Does not wait for the reader of the output if it has stopped reading.
@@ -135,9 +140,14 @@ fn say_skipped(messages: &Messages, report: &Report) {
     }
 }
 
-/// The warnings about an update, and for how long it stopped the process.
+/// The notes and warnings about an update that was undone.
 pub(super) fn say_about_result(messages: &Messages, report: &Report) {
     warn_of_still_enabled(messages, report);
+    say_about_process(messages, report);
+}
+
+/// Warns of closures that are refused, and says for how long the process was stopped.
+fn say_about_process(messages: &Messages, report: &Report) {
     warn_of_refused_closures(messages, report.pid, report.code_digest);
     if report.stopped > Duration::ZERO {
         messages.note(&format!("stopped {} us", report.stopped.as_micros()));

@@ -27,6 +27,7 @@ pub(super) fn attach_and_follow(
     let signals = TerminationSignals::block()?;
     // No signal may stop this process: while it is stopped, those that it follows wait.
     block_all()?;
+    let is_forced = actions.is_forced();
     let follow = Follow::start(targets, actions, options).map_err(Failure::of_process(first))?;
     let follow = stop_if_interrupted(signals, follow)?;
     let mut printed = Ok(());
@@ -39,7 +40,7 @@ pub(super) fn attach_and_follow(
             FollowEvent::Set(report) => {
                 reports_each_failure = true;
                 let messages = messages.about(report.pid);
-                let result = changes::print_changes(output, messages, &report, true);
+                let result = changes::print_changes(output, messages, &report, true, is_forced);
                 if printed.is_ok() {
                     printed = result;
                 }

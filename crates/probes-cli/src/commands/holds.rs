@@ -26,7 +26,7 @@ pub(super) fn release_dead(
         let pid = target.pid();
         let released = target.release_dead(options);
         let released = released.map_err(Failure::of_attached(pid));
-        let Some(mut released) = failures.record(pid, released) else {
+        let Some(mut released) = failures.record_unless_exited(pid, released) else {
             continue;
         };
         let messages = failures.messages(pid);
@@ -42,7 +42,7 @@ pub(super) fn release_dead(
         for one in released {
             let holder = &one.holder;
             let report = one.report.map_err(Failure::of_attached(pid));
-            let Some(report) = failures.record(pid, report) else {
+            let Some(report) = failures.record_unless_exited(pid, report) else {
                 continue;
             };
             let mut undone = names(holder);
@@ -63,7 +63,8 @@ pub(super) fn release_dead(
             say_about_result(&messages, &report);
             if let Some(names) = join_first_few(&report.not_undone) {
                 let why = format!(
-                    "these stay held, because something else is in their code, or another command has disabled them: {names}"
+                    "these stay held, because something else is in their code, another command has disabled them, or their file cannot be \
+                     read: {names}"
                 );
                 messages.warning(
                     WarningKind::DeadHolder,

@@ -11,6 +11,10 @@ pub(crate) struct PathFlags {
 }
 
 impl PathFlags {
+    pub(crate) fn is_given(&self) -> bool {
+        self.form.is_some()
+    }
+
     pub(crate) fn form(&self) -> PathForm {
         self.form.unwrap_or_default()
     }

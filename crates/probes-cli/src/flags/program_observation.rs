@@ -244,6 +244,9 @@ impl ObserveFlags {
         if self.sample.is_given() {
             return Err("-sample needs -watch: it chooses the hits that are recorded".to_owned());
         }
+        if self.paths.is_given() {
+            return Err("-paths needs -watch: it says how files are shown in its lines".to_owned());
+        }
         Ok(())
     }
 

@@ -271,7 +271,8 @@ fn force_sets_counters_to_one_or_zero() {
             attach(&target, "-enable many").answer();
         }
         assert_eq!(counter(&target, "many"), 3);
-        attach(&target, "-force -enable-all").answer();
+        let forced = attach(&target, "-force -enable-all");
+        assert!(!forced.stderr.contains("still enabled"), "{forced:?}");
         assert_eq!(
             (counter(&target, "many"), counter(&target, "single")),
             (json!(1), json!(1))
@@ -283,6 +284,26 @@ fn force_sets_counters_to_one_or_zero() {
         assert!(!states(target.pid()).contains("enabled"));
         attach(&target, "-force -enable-pair many,single").answer();
         assert!(!states(target.pid()).contains("disabled"));
+    }
+}
+
+#[test]
+fn forced_change_of_one_counter_is_undone() {
+    for target in both_forms("multi_semaphore") {
+        let pid = target.pid();
+        attach(&target, "-enable many").answer();
+        let counters = || {
+            let json = run(&format!("info -json -quiet -pid {pid}")).json();
+            probe(&json, "many")["semaphores"].clone()
+        };
+        // As another tool does that counts at one of its sites.
+        poke(pid, &counters()[0]["address"], &[3, 0]);
+        let before = counters();
+        assert_eq!(before[0]["value"], 3, "{before}");
+        let undone = attach(&target, "-force -enable many -for 1ms");
+        assert!(!undone.stderr.contains("nothing was changed"), "{undone:?}");
+        assert_eq!(counters(), before);
+        assert!(!run(&format!("info -pid {pid}")).stderr.contains("killed"));
     }
 }
 

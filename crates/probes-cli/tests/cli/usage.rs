@@ -146,6 +146,7 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "watch -pid 7 -probe a -sample 1/0",
         "watch -pid 7 -fn f -sample 1/9 -results",
         "trace -count -sample 1/9 -prog x",
+        "trace -count -paths full -prog x",
         "trace -watch a -by arg0 -prog x",
         "trace -count -by pid,arg0 -prog x",
         "trace -count -by caller -prog x",

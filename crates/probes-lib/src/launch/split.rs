@@ -137,8 +137,9 @@ impl Launch {
         let failed = |source| Error::of_program(&program, LaunchError::Exec { source });
         let (child_pipes, tracer_pipes) = spawn::pipes().map_err(failed)?;
         let (reader, writer) = spawn::pipe().map_err(failed)?;
-        // Made before the fork, so that the signals are blocked in both processes.
-        let signals = SignalsAtLaunch::new(self.attended);
+        // Made before the fork, so that the signals are blocked in both processes. Children are waitable even if SIGCHLD is
+        // ignored: otherwise, one that could not execute its program is gone before the starter waits for it.
+        let signals = SignalsAtLaunch::new(true);
         Ok(match fork::fork_into_new_session().map_err(failed)? {
             Some(follower) => Split::Starter(Box::new(Starter {
                 launch: self,

@@ -346,11 +346,14 @@ impl Report {
 
     /// Returns it with these probes, which are still held, as not undone.
     pub(crate) fn with_held(mut self, held: &HashSet<String>) -> Report {
-        let changed = self.changed.iter().map(|change| &change.name);
-        let left = changed
-            .chain(&self.skipped)
-            .filter(|&name| held.contains(name));
-        let left: Vec<String> = left.cloned().collect();
+        let mut left: Vec<String> = held.iter().cloned().collect();
+        left.retain(|name| !self.not_undone.contains(name));
+        let place = |name: &String| {
+            let changed = self.changed.iter().map(|change| &change.name);
+            changed.chain(&self.skipped).position(|it| it == name)
+        };
+        // Those that the program does not have come last.
+        left.sort_by_cached_key(|name| (place(name).unwrap_or(usize::MAX), name.clone()));
         self.skipped.retain(|name| !held.contains(name));
         self.not_undone.extend(left);
         self

@@ -13,12 +13,14 @@ pub(super) fn taken(plan: &UpdatePlan, program: &Program) -> Vec<CounterEntry> {
 }
 
 /// Returns the entries for a plan that undoes what is held according to `record`, as far as nobody else has taken
-/// it away: see [`kept_below_zero`].
+/// it away: see [`kept_below_zero`]. If the program has files that cannot be read, and it `keeps_unknown`, probes that the
+/// program does not have may be in them, and stay held.
 pub(super) fn undone(
     record: &ParsedRecord,
     plan: &UpdatePlan,
     program: &Program,
     held_by_others: &HashMap<LiveAddr, i32>,
+    keeps_unknown: bool,
 ) -> Vec<CounterEntry> {
     let mut held: HashMap<LiveAddr, (&CounterEntry, i32)> = HashMap::new();
     for one in record.held() {
@@ -43,9 +45,11 @@ pub(super) fn undone(
         (amount, kept(at, amount), stage)
     });
     // Nothing is left of these, or they cannot be undone now and stay held.
+    let may_be_unread = keeps_unknown && !program.unreadable().is_empty();
     let is_kept = |name: &str| {
         let mut kept = plan.not_undone.iter();
         kept.any(|&probe| program.by_id(probe).name() == name)
+            || may_be_unread && program.probe(name).is_none()
     };
     entries.extend(held.into_iter().map(|(at, (entry, amount))| CounterEntry {
         before: 0,

@@ -102,6 +102,23 @@ impl HoldJournal {
         }
     }
 
+    /// Returns the entries for a plan that undoes what is held. Of a dead holder's, what cannot be found now stays held: nobody
+    /// else will undo it.
+    fn undone(
+        &self,
+        record: &ParsedRecord,
+        plan: &UpdatePlan,
+        program: &Program,
+    ) -> Vec<CounterEntry> {
+        undone(
+            record,
+            plan,
+            program,
+            &self.held_by_others,
+            self.is_required,
+        )
+    }
+
     fn state(&self) -> MutexGuard<'_, HoldState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -158,7 +175,7 @@ impl HoldJournal {
         change: HoldChange,
         pid: i32,
     ) -> Result<()> {
-        let left = || undone(&self.state().record, plan, program, &self.held_by_others);
+        let left = || self.undone(&self.state().record, plan, program);
         if change == HoldChange::Undo && left().iter().any(|entry| entry.held_after != 0) {
             self.record_intent(plan, program, change, pid)?;
         }
@@ -182,7 +199,7 @@ impl HoldJournal {
         let is_first = state.file.is_none() && change == HoldChange::Take;
         let entries = match change {
             HoldChange::Take => taken(plan, program),
-            HoldChange::Undo => undone(&state.record, plan, program, &self.held_by_others),
+            HoldChange::Undo => self.undone(&state.record, plan, program),
         };
         let is_settled = !is_first && state.record.outcomes.is_some();
         let before = is_settled.then(|| state.record.clone());
@@ -395,9 +412,11 @@ impl HoldState {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::sync::Arc;
 
     use super::*;
     use crate::error::ProcessError;
+    use crate::process::object::UnreadableObject;
     use crate::select::{Action, Actions, Selector};
     use crate::testing::SimulatedProcess;
     use crate::update::holds::files::MAX_RECORD;
@@ -461,6 +480,38 @@ mod tests {
         hold.record_outcome(&process, HoldChange::Undo, Ok(&done));
         assert_eq!(held(&simulated.program), 0);
         assert!(hold.state().file.is_none());
+    }
+
+    #[test]
+    fn probes_of_unreadable_files_stay_held() {
+        let process = Process::own().unwrap();
+        let hold = HoldJournal::new(&process);
+        let mut simulated = SimulatedProcess::of("multi_semaphore.pie");
+        let enable = Actions::of(Action::Enable, Selector::All);
+        let (_, on) = simulated.plan(&enable).unwrap();
+        let (pid, done) = (process.pid(), Report::of_nothing(process.pid()));
+        hold.record_intent(&on, &simulated.program, HoldChange::Take, pid)
+            .unwrap();
+        simulated.update(&enable).unwrap();
+        hold.record_outcome(&process, HoldChange::Take, Ok(&done));
+
+        // Later, the program has none of these probes.
+        let later = SimulatedProcess::of("gen_ocaml_2.pie");
+        let (_, nothing) = later.plan_for(&[], false).unwrap();
+        let left = |program: &Program, keeps_unknown| -> i32 {
+            let record = &hold.state().record;
+            let entries = undone(record, &nothing, program, &HashMap::new(), keeps_unknown);
+            entries.iter().map(|entry| entry.held_after).sum()
+        };
+        assert_eq!(left(&later.program, true), 0);
+        let unreadable = UnreadableObject {
+            path: "/srv/library.so".into(),
+            why: Arc::new(Selector::regexp("(").unwrap_err()),
+            may_have_usdt_probes: false,
+        };
+        let program = later.program.with_unreadable(vec![unreadable]);
+        assert_eq!((left(&program, true), left(&program, false)), (4, 0));
+        hold.record_outcome(&process, HoldChange::Undo, Ok(&done));
     }
 
     #[test]
