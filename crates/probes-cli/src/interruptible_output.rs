@@ -113,8 +113,19 @@ impl InterruptibleOutput {
     /// Writes lines. Returns [`Next::Stop`] if a signal or the deadline comes before all of them are written. After the
     /// first signal, the rest is still written as long as room for each part of it comes within [`MAX_WAIT_FOR_ROOM`].
     pub(crate) fn write(&mut self, text: &str) -> Result<Next, Failure> {
+        self.write_after(false, text)
+    }
+
+    /// Same as [`InterruptibleOutput::write`], maybe after the first signal. Writes nothing more once the output was not read.
+    pub(crate) fn write_after(
+        &mut self,
+        mut is_interrupted: bool,
+        text: &str,
+    ) -> Result<Next, Failure> {
+        if !self.output_was_read {
+            return Ok(Next::Stop);
+        }
         let mut rest = text.as_bytes();
-        let mut is_interrupted = false;
         while !rest.is_empty() {
             let soon = is_interrupted.then(|| Instant::now() + MAX_WAIT_FOR_ROOM);
             let deadline = soon.or(self.deadline);

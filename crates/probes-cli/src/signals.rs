@@ -147,6 +147,24 @@ impl TerminationSignals {
         }
     }
 
+    /// Waits until `input` can be read, or a signal comes; returns whether one did.
+    pub(crate) fn wait_to_read(&self, input: BorrowedFd<'_>) -> Result<bool, Failure> {
+        loop {
+            let mut fds =
+                [self.pending.as_fd(), input].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            match poll(&mut fds, PollTimeout::NONE) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Failure::System("wait", errno.into())),
+            }
+            if self.take_interrupt() {
+                return Ok(true);
+            }
+            if fds[1].any() == Some(true) {
+                return Ok(false);
+            }
+        }
+    }
+
     /// Waits for `duration`, or until a signal comes, or until all processes have exited.
     pub(crate) fn wait<'t>(
         &self,

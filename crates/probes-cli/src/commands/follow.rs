@@ -1,16 +1,18 @@
 //! `-follow`: follows processes and what they start, and reports what happens to them.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes_lib::{Actions, Follow, FollowEvent, Follower, Options, Target};
+use probes_lib::{Actions, Follow, FollowEvent, Follower, Options, Report, Target};
 
 use super::changes;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
+use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{Update, WarningKind};
 use crate::signals::{TerminationSignals, block_all};
@@ -27,23 +29,23 @@ pub(super) fn attach_and_follow(
     let signals = TerminationSignals::block()?;
     // No signal may stop this process: while it is stopped, those that it follows wait.
     block_all()?;
-    let is_forced = actions.is_forced();
+    let mut printer = ChangePrinter {
+        output,
+        interruptible: InterruptibleOutput::new(output, signals)?,
+        is_forced: actions.is_forced(),
+        is_interrupted: false,
+        printed: Ok(()),
+    };
     let follow = Follow::start(targets, actions, options).map_err(Failure::of_process(first))?;
-    let follow = stop_if_interrupted(signals, follow)?;
-    let mut printed = Ok(());
     let mut failures: Vec<Failure> = Vec::new();
     // If the only target cannot be changed, its failure is returned, and the caller prints it: printed here, it would
     // appear twice.
     let mut reports_each_failure = count > 1;
-    while let Some(event) = follow.next(Duration::MAX) {
+    while let Some(event) = printer.next_event(&follow)? {
         match event {
             FollowEvent::Set(report) => {
                 reports_each_failure = true;
-                let messages = messages.about(report.pid);
-                let result = changes::print_changes(output, messages, &report, true, is_forced);
-                if printed.is_ok() {
-                    printed = result;
-                }
+                printer.print(&report);
             }
             FollowEvent::Failed { pid, error } => {
                 let failure = Failure::of_process(pid)(error);
@@ -55,6 +57,7 @@ pub(super) fn attach_and_follow(
             event => report_event(&messages, &event),
         }
     }
+    let printed = printer.printed.and(printer.interruptible.end().1);
     let failure = match failures.len() {
         0 => return printed.and_then(|()| output.begin()),
         1 if !reports_each_failure => failures.remove(0),
@@ -64,6 +67,56 @@ pub(super) fn attach_and_follow(
     failed.add(printed);
     failed.add(Err(failure));
     failed.finish(&messages)
+}
+
+/// Prints what is changed in processes that are followed. An output that is not read does not keep a signal from ending it.
+struct ChangePrinter<'o> {
+    output: &'o Output,
+    interruptible: InterruptibleOutput,
+    is_forced: bool,
+    /// Whether a termination signal has come.
+    is_interrupted: bool,
+    /// The first failure.
+    printed: Result<(), Failure>,
+}
+
+impl ChangePrinter<'_> {
+    /// Returns the next event; `None` if following is over, which a signal ends.
+    fn next_event(&mut self, follow: &Follow) -> Result<Option<FollowEvent>, Failure> {
+        loop {
+            if !self.is_interrupted {
+                self.is_interrupted = self.interruptible.signals().wait_to_read(follow.as_fd())?;
+            }
+            let timeout = if self.is_interrupted {
+                follow.stop();
+                Duration::MAX
+            } else {
+                Duration::ZERO
+            };
+            let event = follow.next(timeout);
+            if event.is_some() || follow.is_over() {
+                return Ok(event);
+            }
+        }
+    }
+
+    fn print(&mut self, report: &Report) {
+        let messages = self.output.messages.about(report.pid);
+        changes::say_about_changes(&messages, report, self.is_forced);
+        let text = changes::text_of(self.output, Update::Changed, report, true);
+        let printed = text.and_then(|text| {
+            let printed = self.interruptible.write_after(self.is_interrupted, &text);
+            printed.map_err(|failure| failure.after_doing("the probes were changed"))
+        });
+        match printed {
+            Ok(next) => {
+                self.is_interrupted = matches!(next, Next::Stop);
+                changes::sum_up(self.output, &messages, report);
+            }
+            Err(failure) if self.printed.is_ok() => self.printed = Err(failure),
+            Err(_) => {}
+        }
+    }
 }
 
 /// `trace -follow`: the part that runs in the process that follows the program.

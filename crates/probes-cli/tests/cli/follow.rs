@@ -13,7 +13,7 @@ use test_support::{Guard, Talker, as_nobody, eventually, fixture, fixture_forms,
 
 use crate::count::{end, start_observing};
 use crate::support::{
-    Directory, command, is_observed, object, run, run_command, started_by, states,
+    Directory, command, full_pipe, is_observed, object, run, run_command, started_by, states,
 };
 
 const ON: &str = "ping enabled\npong enabled\n";
@@ -415,6 +415,30 @@ fn program_of(tool: &Talker) -> i32 {
     let children = process::children(tool.pid());
     let is_program = |pid: &&i32| status(**pid, "Name") != "ocaml-probes";
     *children.iter().find(is_program).unwrap()
+}
+
+#[test]
+fn unread_output_does_not_keep_following_from_ending() {
+    for file in fixture_forms("family") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        let (_reader, writer) = full_pipe();
+        let line = format!("attach -follow -enable-all -pid {pid}");
+        let mut tool = command(line.split(' '));
+        let mut guard = Guard::spawn(tool.stdout(writer).stderr(Stdio::piped()));
+        drop(tool);
+        eventually("its probes are enabled", || {
+            states(pid).contains("ping enabled").then_some(())
+        });
+        kill(Pid::from_raw(guard.pid()), Signal::SIGTERM).unwrap();
+        assert_eq!(guard.wait().code(), Some(0));
+        let mut said = String::new();
+        let mut errors = guard.child().stderr.take().unwrap();
+        errors.read_to_string(&mut said).unwrap();
+        assert!(said.contains("the answer is cut off"), "{said}");
+        assert_eq!(status(pid, "TracerPid"), "0");
+        talker.ask("fork", "child");
+    }
 }
 
 #[test]
