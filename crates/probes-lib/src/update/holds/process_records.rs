@@ -246,8 +246,8 @@ impl ProcessRecords {
         Some((locked, record))
     }
 
-    /// Finds out what a holder wrote that was killed while it changed counters. To be called with the update
-    /// lock held.
+    /// Finds out what holders wrote that were killed while they changed counters, as far as there are not too many. To be
+    /// called with the update lock held.
     ///
     /// # Errors
     ///
@@ -255,12 +255,16 @@ impl ProcessRecords {
     pub(super) fn settle(&self, process: &Process) -> io::Result<()> {
         let (mut tries, pause) = DYING;
         for (directory, names) in self.names()? {
-            for name in names.iter().take(MAX_READ.0) {
+            let (records, mut bytes) = MAX_READ;
+            for name in names.iter().take(records) {
+                let limit = bytes.min(MAX_RECORD);
                 loop {
-                    let found = match self.open(&directory, name, MAX_RECORD) {
+                    let found = match self.open(&directory, name, limit) {
                         Err(error) if is_shortage(&error) => return Err(error),
                         found => found.ok().flatten(),
                     };
+                    let len = found.as_ref().map_or(0, |found| found.len);
+                    bytes = bytes.saturating_sub(len);
                     match found.filter(|found| found.record.outcomes.is_none()) {
                         Some(found) if found.is_alive && tries > 0 => tries -= 1,
                         Some(found) if found.is_alive => break,
