@@ -103,10 +103,14 @@ fn ten_million_calls_have_their_keys() {
             let tool = counting("-fn leaf -by int(arg0)&1023 -json", target.pid());
             target.ask(&format!("calls {threads} {rounds}"), "called");
             let json = object(&tool.end().answer());
-            let mut expected = Hits::new();
-            for argument in arguments_of_leaf(rounds) {
-                *expected.entry(argument & 1023).or_default() += threads as u64;
-            }
+            // How many of the numbers below one have these bits.
+            let below = |end: i64, bits: i64| (end + 1023 - bits) / 1024;
+            let hits = |bits| {
+                let [of_rounds, up_to_one_more] = [rounds, rounds + 1].map(|end| below(end, bits));
+                let is_zero = i64::from(bits == 0);
+                ((of_rounds + up_to_one_more - is_zero) * threads) as u64
+            };
+            let expected: Hits = (0..1024).map(|bits| (bits, hits(bits))).collect();
             assert_eq!(expected.values().sum::<u64>(), 10_000_000);
             assert_eq!(integers(&json), expected);
             assert_eq!(rest(&json), (0, 0));

@@ -563,7 +563,9 @@ fn hold_of_what_another_disabled_is_kept() {
         assert_eq!(released.stdout, "flag 1 -> 0, 0 sites\n");
         let stderr = &released.stderr;
         assert!(
-            stderr.contains("another command has disabled them: plain\n"),
+            stderr.contains(
+                "another command has disabled them, or their file cannot be read: plain\n"
+            ),
             "{stderr}"
         );
         assert!(stderr.contains(": flag\n"), "{stderr}");

@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -61,10 +62,17 @@ pub(crate) fn wait_for_reading(tool: i32) {
         let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
         read.unwrap().parse().unwrap()
     };
-    // There are 16 pages of counters. Part of the first pass over them may have been read before.
-    let before = bytes_read();
+    // Readings are at least 0.2 s apart. One may look like two, if the tool is preempted within it, and the first may have
+    // begun before.
+    const APART: Duration = Duration::from_millis(50);
+    let (mut bytes, mut last_at, mut readings) = (bytes_read(), Instant::now(), 0);
     eventually("the counters are read", || {
-        (bytes_read() > before + 2 * (16 << 12)).then_some(())
+        let now = bytes_read();
+        if now > bytes {
+            readings += usize::from(last_at.elapsed() > APART);
+            (bytes, last_at) = (now, Instant::now());
+        }
+        (readings == 4).then_some(())
     });
 }
 

@@ -353,7 +353,7 @@ fn file_that_cannot_execute_is_refused_with_reason() {
 }
 
 #[test]
-fn program_is_found_on_path_as_by_a_shell() {
+fn path_is_searched_as_by_a_shell() {
     let scratch = Scratch::new();
     for file in fixture_forms("gen_ocaml_2") {
         let (first, second) = (scratch.file("one"), scratch.file("two"));
