@@ -107,12 +107,12 @@ impl Observer {
     }
 
     /// If the tool that has replaced this observer has ended, removes what it has left: it may have been killed before it had
-    /// restored all points of this observation.
+    /// restored all points of this observation, or before it had removed its own.
     fn clean_after_dead_successor(&mut self, error: &Error) {
-        let ErrorKind::Observe(ObserveError::Replaced { observer: Some(by) }) = error.kind() else {
+        let ErrorKind::Observe(ObserveError::Replaced { observer }) = error.kind() else {
             return;
         };
-        if !by.is_alive {
+        if !observer.as_ref().is_some_and(|by| by.is_alive) {
             // As long as it is held, this observation is not taken for one that is left.
             self.active.lock = None;
             let options = self.options_to_clean();
