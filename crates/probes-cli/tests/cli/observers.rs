@@ -62,15 +62,13 @@ pub(crate) fn wait_for_reading(tool: i32) {
         let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
         read.unwrap().parse().unwrap()
     };
-    // Readings are at least 0.2 s apart. One may look like two, if the tool is preempted within it, and the first may have
-    // begun before.
+    // One reading may look like two, if the tool is preempted within it, and the first may have begun before.
     const APART: Duration = Duration::from_millis(50);
-    let (mut bytes, mut last_at, mut readings) = (bytes_read(), Instant::now(), 0);
+    let (mut bytes, mut counted_at, mut readings) = (bytes_read(), Instant::now(), 0);
     eventually("the counters are read", || {
         let now = bytes_read();
-        if now > bytes {
-            readings += usize::from(last_at.elapsed() > APART);
-            (bytes, last_at) = (now, Instant::now());
+        if now > bytes && counted_at.elapsed() > APART {
+            (bytes, counted_at, readings) = (now, Instant::now(), readings + 1);
         }
         (readings == 4).then_some(())
     });
