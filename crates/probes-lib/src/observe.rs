@@ -22,7 +22,7 @@ pub(crate) mod install;
 pub(crate) mod layout;
 pub(crate) mod observation;
 pub(crate) mod plan;
-mod point;
+pub(crate) mod point;
 pub(crate) mod read;
 mod role;
 mod trampoline;

@@ -5,7 +5,7 @@ mod program;
 mod recorded;
 
 pub(crate) use program::{NoteSpec, ProgramSpec, memory_file};
-pub(crate) use recorded::RecordedData;
+pub(crate) use recorded::{RecordedData, arena};
 
 use std::sync::Arc;
 

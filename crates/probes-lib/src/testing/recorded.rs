@@ -7,8 +7,30 @@ use crate::observe::buckets::Linear;
 use crate::observe::layout::arena::{Arena, HeaderVersion, LINE};
 use crate::observe::layout::keys::slot;
 use crate::observe::layout::observer_record::ObserverRecord;
+use crate::observe::layout::shared::SharedLayout;
 use crate::observe::layout::values::{header, order};
 use crate::observe::plan::ObservationPlan;
+use crate::observe::point::{Point, PointKind};
+
+/// An arena of one site.
+pub(crate) fn arena(code: u64) -> Arena {
+    let point = Point {
+        address: LiveAddr(code),
+        kind: PointKind::Site { operand: [0; 4] },
+    };
+    Arena {
+        code: LiveAddr(code),
+        points: vec![point],
+        semaphores: Vec::new(),
+        trampoline_len: LINE,
+        lead: 0,
+        shared: SharedLayout::default(),
+        is_filtered: false,
+        is_sampled: false,
+        id: 1,
+        version: HeaderVersion::Current(ObserverRecord::default()),
+    }
+}
 
 /// The data of an arena that has all points of a plan, nothing recorded yet.
 pub(crate) struct RecordedData {
@@ -19,16 +41,11 @@ pub(crate) struct RecordedData {
 impl RecordedData {
     pub(crate) fn of(plan: &ObservationPlan) -> RecordedData {
         let arena = Arena {
-            code: LiveAddr(0x7f00_0000_0000),
             points: plan.points.iter().map(|it| it.point).collect(),
-            semaphores: Vec::new(),
-            trampoline_len: LINE,
-            lead: 0,
             shared: plan.shared,
             is_filtered: plan.is_filtered(),
             is_sampled: plan.is_sampled(),
-            id: 1,
-            version: HeaderVersion::Current(ObserverRecord::default()),
+            ..arena(0x7f00_0000_0000)
         };
         let bytes = vec![0; arena.data_len() as usize];
         let memory = SliceMemory::new([(arena.data().0, bytes)]);

@@ -92,33 +92,9 @@ impl SharedData {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use crate::observe::layout::arena::{HeaderVersion, LINE};
-    use crate::observe::layout::observer_record::ObserverRecord;
-    use crate::observe::layout::shared::SharedLayout;
-    use crate::observe::point::{Point, PointKind};
-    use crate::testing::memory_file;
-
-    /// An arena of one point.
-    pub(crate) fn arena(code: u64) -> Arena {
-        let point = Point {
-            address: LiveAddr(code),
-            kind: PointKind::Site { operand: [0; 4] },
-        };
-        Arena {
-            code: LiveAddr(code),
-            points: vec![point],
-            semaphores: Vec::new(),
-            trampoline_len: LINE,
-            lead: 0,
-            shared: SharedLayout::default(),
-            is_filtered: false,
-            is_sampled: false,
-            id: 1,
-            version: HeaderVersion::Current(ObserverRecord::default()),
-        }
-    }
+    use crate::testing::{arena, memory_file};
 
     #[test]
     fn shared_data_of_arenas_follow_each_other() {

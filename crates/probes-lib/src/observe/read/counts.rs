@@ -317,15 +317,12 @@ mod tests {
     use crate::address::{FileAddr, LoadBias};
     use crate::error::{ObserveError, Refusal};
     use crate::memory::double::SliceMemory;
-    use crate::observe::layout::arena::{HeaderVersion, LINE};
-    use crate::observe::layout::observer_record::ObserverRecord;
-    use crate::observe::layout::shared::SharedLayout;
     use crate::observe::observation::Observation;
     use crate::observe::read::keys::{Key, KeyedCounts};
     use crate::select::Selector;
     use crate::select::function::FunctionSelector;
     use crate::testing::{
-        ProgramSpec, RecordedData, loaded_twice, program_with_arguments, program_with_probes,
+        ProgramSpec, RecordedData, arena, loaded_twice, program_with_arguments, program_with_probes,
     };
 
     /// Returns the counts of `a`, which is counted, and `b`, which is watched only, in two arenas with
@@ -338,16 +335,9 @@ mod tests {
             .watch(Selector::name("b"));
         let plan = ObservationPlan::of(&observation, program, Arc::default()).unwrap();
         let arena = |(number, planned): (u64, &[crate::observe::plan::PlannedPoint])| Arena {
-            code: LiveAddr(0x10_0000 + number * 0x10_0000),
             points: planned.iter().map(|planned| planned.point).collect(),
-            semaphores: Vec::new(),
-            trampoline_len: LINE,
-            lead: 0,
-            shared: SharedLayout::default(),
-            is_filtered: false,
-            is_sampled: false,
             id: number,
-            version: HeaderVersion::Current(ObserverRecord::default()),
+            ..arena(0x10_0000 + number * 0x10_0000)
         };
         let arenas: Vec<Arena> = (0..).zip(plan.points.chunks(2)).map(arena).collect();
         let pieces = arenas.iter().zip(hits).map(|(arena, hits)| {

@@ -179,9 +179,9 @@ mod tests {
 
     use super::*;
     use crate::memory::double::SliceMemory;
-    use crate::observe::install::data_mapping::tests::arena;
     use crate::process::Process;
     use crate::process::memory::random_bytes_at;
+    use crate::testing::arena;
 
     #[test]
     fn pieces_are_read_at_once_from_their_arena() {

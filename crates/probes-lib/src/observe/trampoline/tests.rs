@@ -14,15 +14,14 @@ use super::saved::LockedRegisters;
 use super::*;
 use crate::expression::MAX_ARGUMENTS;
 use crate::observe::frame_id::FrameId;
-use crate::observe::layout::arena::{HeaderVersion, LINE, TAIL_LEN};
-use crate::observe::layout::observer_record::ObserverRecord;
+use crate::observe::layout::arena::{LINE, TAIL_LEN};
 use crate::observe::layout::shared::record;
 use crate::observe::point::{Point, PointKind};
 use crate::observe::role::{ArgumentSource, Marks, PairEnd, StackKind, TimedRole, WatchRole};
 use crate::patch_plan::displaced::ExitKind;
 use crate::process::tool::new_id;
 use crate::site::{JMP, RET};
-use crate::testing::program_with_probes;
+use crate::testing::{arena, program_with_probes};
 
 mod listings;
 
@@ -286,19 +285,12 @@ fn calls_of_ocaml_are_counted_by_domain() {
 /// Returns an arena with one site.
 fn arena_of_one() -> Arena {
     Arena {
-        code: LiveAddr(0x5555_1000_0000),
         points: vec![Point {
             address: LiveAddr(0x5555_0000_0000),
             kind: PointKind::Site { operand: [0; 4] },
         }],
-        semaphores: Vec::new(),
-        trampoline_len: LINE,
-        lead: 0,
-        shared: SharedLayout::default(),
-        is_filtered: false,
-        is_sampled: false,
         id: new_id(),
-        version: HeaderVersion::Current(ObserverRecord::default()),
+        ..arena(0x5555_1000_0000)
     }
 }
 
@@ -573,16 +565,11 @@ fn check_arena(role: &Role, shared: SharedLayout) {
     };
     let plan = ObservationPlan::of_points((0..100).map(planned).collect(), shared);
     let arena = Arena {
-        code: LiveAddr(0x5555_1000_0000),
         points: plan.points.iter().map(|planned| planned.point).collect(),
-        semaphores: Vec::new(),
         trampoline_len: longest(&plan).unwrap(),
-        lead: 0,
         shared,
-        is_filtered: false,
-        is_sampled: false,
         id: new_id(),
-        version: HeaderVersion::Current(ObserverRecord::default()),
+        ..arena(0x5555_1000_0000)
     };
     let code = arena_code(&arena, &plan, &plan.points, &arena, true).unwrap();
     assert!(code.moves.is_empty() && code.out_of_reach.is_empty());
