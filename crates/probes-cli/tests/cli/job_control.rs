@@ -113,14 +113,25 @@ impl Shell {
     }
 
     fn wait_for_stopped_processes(&self) {
-        let shell = self.pid.to_string();
-        let of_job = |&pid: &i32| stat(pid, SESSION) == shell && stat(pid, GROUP) != shell;
         eventually("the whole job is stopped", || {
-            let mut job = processes().into_iter().filter(of_job);
-            // The state of a stopped process is `t` if it is traced, as a followed process is.
-            job.all(|pid| matches!(state(pid), Some('T' | 't')))
-                .then_some(())
+            self.job().all(is_stopped).then_some(())
         });
+    }
+
+    /// Waits until no process of the job is stopped. The kernel continues the processes of a group one after the
+    /// other: the first one may already answer. If the group is stopped again before the last one is continued, the
+    /// last one runs on.
+    fn wait_until_all_run(&self) {
+        eventually("the whole job runs", || {
+            (!self.job().any(is_stopped)).then_some(())
+        });
+    }
+
+    /// The processes of the shell's session that are not in the shell's own group.
+    fn job(&self) -> impl Iterator<Item = i32> + use<> {
+        let shell = self.pid.to_string();
+        let of_job = move |&pid: &i32| stat(pid, SESSION) == shell && stat(pid, GROUP) != shell;
+        processes().into_iter().filter(of_job)
     }
 
     fn suspend(&mut self) {
@@ -128,6 +139,18 @@ impl Shell {
         self.wait_for_stop();
         self.type_line("jobs; echo listed", "listed");
     }
+
+    /// Resumes the job in the foreground, and asks the program for an answer.
+    fn resume(&mut self) {
+        self.type_line("fg", "");
+        self.type_line("counters", "sem");
+        self.wait_until_all_run();
+    }
+}
+
+fn is_stopped(pid: i32) -> bool {
+    // `t` if it is traced, as a followed process is.
+    matches!(state(pid), Some('T' | 't'))
 }
 
 /// Runs `scenario` with the command `template` three times, with PROGRAM replaced by the program,
@@ -196,15 +219,18 @@ fn job_is_suspended_and_resumed_like_any_other() {
                 // More than once, because state may remain from the previous time.
                 for _ in 0..3 {
                     shell.suspend();
-                    shell.type_line("fg", "");
-                    shell.type_line("counters", "sem");
+                    shell.resume();
                 }
+                let scratch = Scratch::new();
+                let may_read = scratch.file("may-read");
+                shell.type_line(&format!("wait {}", may_read.display()), "waiting");
                 shell.suspend();
                 shell.type_line("bg", "[1]+");
+                shell.wait_until_all_run();
                 // In the background, the program is stopped because it reads from the terminal.
+                fs::write(&may_read, "").unwrap();
                 shell.wait_for_stop();
-                shell.type_line("fg", "");
-                shell.type_line("counters", "sem");
+                shell.resume();
                 shell.talker.send("exit 7");
                 shell.wait_for_prompt();
                 shell.note_status();
@@ -225,6 +251,7 @@ fn program_that_stops_itself_is_a_stopped_job() {
                 shell.wait_for_stop();
                 shell.type_line("fg", &format!("raised {signal}"));
                 shell.type_line("counters", "sem");
+                shell.wait_until_all_run();
             }
             shell.talker.send("quit");
             shell.wait_for_prompt();
