@@ -1,4 +1,4 @@
-//! The names that may have been meant by one that is not there.
+//! Suggestions for a name that was not found: the most similar of the names that there are.
 
 /// Returns up to three of `names` that are similar to `name`, or to what it matches if it is a glob; the most similar first.
 pub(crate) fn near_names<N: AsRef<str>>(
@@ -11,8 +11,9 @@ pub(crate) fn near_names<N: AsRef<str>>(
     }
 }
 
-/// The same for functions: also those that have another module before the last component, or none, and those of C with another prefix
-/// (`caml_unix_sleep`). The symbols of ocamlopt leave out modules inside a file.
+/// The same for functions. Also returns those with the same last component in another module or in none, and C
+/// functions with a prefix before the name (`caml_unix_sleep` for `unix_sleep`). Symbols of ocamlopt leave out modules
+/// inside a file.
 pub(crate) fn near_functions<N: AsRef<str>>(
     names: impl IntoIterator<Item = N>,
     name: &str,
@@ -53,7 +54,7 @@ fn last_component(name: &str) -> &str {
 
 /// Returns how similar two names are, from 0 to 1.
 fn similarity(name: &str, other: &str) -> f64 {
-    // Transposed letters and a missing or wrong suffix are what people mistype.
+    // People transpose letters, leave out or add a suffix, and get the case wrong.
     let score = strsim::normalized_damerau_levenshtein(name, other);
     let long_enough = name.len().min(other.len()) >= 2;
     let prefix = long_enough && (other.starts_with(name) || name.starts_with(other));
@@ -64,7 +65,7 @@ fn similarity(name: &str, other: &str) -> f64 {
     }
 }
 
-/// A glob, as what it is compared by.
+/// A glob, in the form in which names are compared with it.
 struct Pattern {
     parts: Vec<PatternPart>,
     /// How many of its characters stand for themselves.
@@ -75,14 +76,14 @@ struct Pattern {
 enum PatternPart {
     /// A character that stands for itself.
     Literal(char),
-    /// Any character: `?`, or one of a set.
+    /// One character, whichever: `?`, or a set, whose members are ignored here.
     One,
-    /// Any characters.
+    /// Any number of characters: `*`.
     Any,
 }
 
 impl Pattern {
-    /// Returns the glob that `text` is; `None` if it is a name.
+    /// Parses a glob; `None` if `text` has no wildcard, or is malformed (`[`, or a backslash at the end).
     fn of(text: &str) -> Option<Pattern> {
         let mut parts = Vec::new();
         let mut rest = text.chars();
@@ -90,7 +91,7 @@ impl Pattern {
             parts.push(match next {
                 '*' => PatternPart::Any,
                 '?' => PatternPart::One,
-                // A `]` that comes first is one of the characters.
+                // A `]` that comes first in a set is a member of it.
                 '[' => {
                     let is_first = |inside: &str| inside.starts_with(']');
                     let inside = rest.as_str();
@@ -110,8 +111,9 @@ impl Pattern {
         is_glob.then_some(Pattern { parts, literals })
     }
 
-    /// Returns how similar a name is to the names that the glob matches, from 0 to 1: the share of the literal
-    /// characters that need no edit. A wrong case counts as a quarter of an edit.
+    /// Returns how similar a name is to the names that the glob matches: 1 less the number of edits per literal
+    /// character. 1 is a match; it is negative if there are more edits than literals. A wrong case is a quarter of an
+    /// edit.
     fn similarity(&self, name: &str) -> f64 {
         const EDIT: usize = 4;
         const OTHER_CASE: usize = 1;
@@ -119,8 +121,8 @@ impl Pattern {
             return 0.0;
         }
         let name: Vec<char> = name.chars().collect();
-        // Row of the edit distances up to the previous part, one for each prefix of the name; `earlier` is the row
-        // before, for transposed characters.
+        // The edit distances between the parts before this one and each prefix of the name; `earlier` has those
+        // without the previous part, for transposed characters.
         let mut before: Vec<usize> = (0..=name.len()).map(|len| EDIT * len).collect();
         let mut earlier = before.clone();
         for (at, &part) in self.parts.iter().enumerate() {
@@ -210,12 +212,12 @@ mod tests {
         assert_eq!(near("Work.*"), [""; 0]);
         assert_eq!(near("Std.List.m*"), [""; 0]);
         assert_eq!(near("Work."), [""; 0]);
-        // Files and probes have other names: an ending is none of them.
+        // For files and probes, an equal ending does not make names similar.
         assert_eq!(near_names(["other.ml"], "app.ml"), [""; 0]);
     }
 
     #[test]
-    fn names_are_near_to_globs() {
+    fn names_similar_to_a_glob_are_near() {
         let names = [
             "Service.render",
             "Service.serve",
@@ -237,7 +239,7 @@ mod tests {
         assert_eq!(near("*.rendr"), ["Service.render"]);
         assert_eq!(near("Sevrice.ti?k"), ["Service.tick"]);
         assert_eq!(near("Sevrice.[!s]ick"), ["Service.tick"]);
-        // Without its module.
+        // A glob without a module is compared with the last component.
         assert_eq!(near("mapi*"), ["Stdlib.List.mapi"]);
         for glob in ["*", "?", "X*", "Unix.*", "[", "[]", "\\", "*\\"] {
             assert_eq!(near(glob), [""; 0], "{glob}");

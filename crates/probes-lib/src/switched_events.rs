@@ -48,7 +48,7 @@ impl Target {
     ///   symbols, it has limited itself with seccomp(2), or might not be able to create the file.
     /// - See [`Target::observe`].
     pub fn switch_on_events(&self, options: Options) -> Result<Option<SwitchedEvents>> {
-        self.clean_abandoned(options)?;
+        self.clean_orphaned(options)?;
         let Some(switch) = EventsSwitch::of(self)? else {
             return Ok(None);
         };
@@ -85,7 +85,7 @@ impl Target {
         observation: &Observation,
         options: Options,
     ) -> Result<Observer> {
-        self.clean_abandoned(options)?;
+        self.clean_orphaned(options)?;
         let Some(switch) = EventsSwitch::of(self)? else {
             return self.observe(observation, options);
         };

@@ -16,7 +16,7 @@ const MIN_MEASUREMENT: Duration = Duration::from_millis(20);
 /// Returns whether the counter has the same rate in all states of the processors: their flags say so
 /// (proc_cpuinfo(5)), or the kernel uses it as its clock source.
 pub(crate) fn is_tsc_invariant() -> bool {
-    // Of one processor: with hundreds of them, the whole file has megabytes.
+    // Only the flags of the first processor are read: with hundreds of processors, the file has megabytes.
     let file = fs::File::open("/proc/cpuinfo").ok();
     let lines = file.map(|it| BufReader::new(it).lines().map_while(Result::ok));
     let flags = lines.and_then(|mut lines| lines.find(|line| line.starts_with("flags")));
@@ -38,8 +38,8 @@ pub(crate) fn monotonic() -> u64 {
     now.as_nanos() as u64
 }
 
-/// If the machine was suspended between two readings, the time in suspension has grown by more than this; less may be
-/// the time between the two clocks of one reading.
+/// If the time in suspension has grown by more than this between two readings, the machine was suspended. A smaller
+/// difference may be the time between the readings of the two clocks.
 const MIN_SUSPENSION: Duration = Duration::from_millis(1);
 
 /// The counter and the clock at one moment.
@@ -75,8 +75,8 @@ fn read_with<T>(clock: impl Fn() -> T) -> (u64, T) {
 }
 
 impl ClockReading {
-    /// Returns how many ticks there were since an earlier reading, and how long that is; `None` if the machine has been
-    /// suspended meanwhile.
+    /// Returns how many ticks there were since an earlier reading, and how long that is. `None` if the machine has
+    /// been suspended meanwhile, or if the counter is not higher than before.
     fn since(self, begun: ClockReading) -> Option<(u64, Duration)> {
         let ticks = self.ticks.checked_sub(begun.ticks).filter(|it| *it > 0)?;
         let was_suspended = self.suspended > begun.suspended + MIN_SUSPENSION;
@@ -104,8 +104,9 @@ fn time_in_suspension() -> Duration {
     differences.min().unwrap_or_default()
 }
 
-/// Returns how many ticks there were since a moment after the machine was suspended, and how long that is. The first call
-/// after each suspension takes [`MIN_MEASUREMENT`], up to [`TRIES`] times if the machine is suspended once more meanwhile.
+/// Returns how many ticks there were since a moment after the last suspension of the machine, and how long that is.
+/// The first call, and the first one after each suspension, takes [`MIN_MEASUREMENT`]; if the machine is suspended
+/// during that, it measures again, up to [`TRIES`] times.
 fn elapsed_since_suspension() -> (u64, Duration) {
     static BEGUN: Mutex<Option<ClockReading>> = Mutex::new(None);
     let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -114,11 +115,11 @@ fn elapsed_since_suspension() -> (u64, Duration) {
         .filter(|(_, time)| *time >= MIN_MEASUREMENT)
         .or_else(|| {
             let mut measured = (0..TRIES).map(|_| {
-                let now = *begun.insert(ClockReading::take());
+                let first = *begun.insert(ClockReading::take());
                 std::thread::sleep(MIN_MEASUREMENT);
-                ClockReading::take().since(now)
+                ClockReading::take().since(first)
             });
-            // It may be suspended once more meanwhile.
+            // A measurement during which the machine is suspended is `None`.
             measured.find_map(|it| it)
         })
         .unwrap_or((1, Duration::from_nanos(1)))
@@ -139,11 +140,11 @@ pub(crate) struct Clock {
     /// In nanoseconds.
     monotonic: u64,
     nanoseconds_per_tick: f64,
-    /// The same, times 2 to the power of [`FRACTION_BITS`]: to multiply with it takes a third of the time.
+    /// The same as a fixed-point number with [`FRACTION_BITS`]: multiplying by it takes a third of the time.
     fixed_nanoseconds_per_tick: u64,
 }
 
-/// How many bits such a number has after the binary point: at 3 GHz, the error is less than 0.7 ns a second.
+/// How many bits that number has after the binary point. At 3 GHz, the error is less than 0.7 ns a second.
 const FRACTION_BITS: u32 = 32;
 
 impl TickMeasurement {
@@ -167,7 +168,7 @@ impl TickMeasurement {
         ClockReading::take().since(self.begun)
     }
 
-    /// Returns how many ticks a duration has. Waits if the measurement has only just begun.
+    /// Returns how many ticks a duration has. May wait, as [`TickMeasurement::nanoseconds_per_tick`] does.
     pub(crate) fn ticks_in(&self, time: Duration) -> u64 {
         (time.as_nanos() as f64 / self.nanoseconds_per_tick()) as u64
     }
@@ -235,7 +236,7 @@ mod tests {
         assert!(end.since(begun).is_some() && begun.since(end).is_none());
         let suspended = end.suspended + Duration::from_secs(1);
         assert!(ClockReading { suspended, ..end }.since(begun).is_none());
-        // The counter has begun again.
+        // The counter has restarted: it was higher when the measurement began.
         let expected = TickMeasurement { begun }.nanoseconds_per_tick();
         let ticks = now() + (60e9 / expected) as u64;
         let begun = ClockReading { ticks, ..begun };

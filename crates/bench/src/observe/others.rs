@@ -73,11 +73,11 @@ pub(super) fn added_time(
     };
     let (mut bare, mut traced) = <(Samples, Samples)>::default();
     // The program might not run on after gdb has detached: so gdb is started only once, for all samples.
-    let (times, samples) = match tool {
+    let (starts, samples) = match tool {
         Tool::Gdb => (1, ROUNDS * ROUNDS),
         Tool::Bpftrace | Tool::Perf => (ROUNDS, ROUNDS),
     };
-    for _ in 0..times {
+    for _ in 0..starts {
         bare.push(cost(tool, &work.sample()?));
         let mut running = match RunningTool::start(tool, &mut command, work, KIND)? {
             Ok(running) => running,
@@ -151,7 +151,7 @@ fn gdb_command(pid: i32, target: &Target, scratch: &Scratch) -> Result<Command> 
 struct RunningTool(Guard);
 
 impl RunningTool {
-    /// Starts it and waits until it observes hits; or returns why it does not.
+    /// Starts a tool and waits until it observes hits; the inner error says why it does not.
     fn start(
         tool: Tool,
         command: &mut Command,

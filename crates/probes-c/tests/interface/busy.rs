@@ -1,6 +1,6 @@
-//! A program switches its own probes while other threads execute their sites without a pause, and
-//! while other threads and tools switch them too. The program changes its code in two ways: it
-//! writes through /proc/self/mem, or it replaces the page that holds the code.
+//! A program switches its own probes while other threads execute their sites without a pause, and while other threads
+//! and tools switch the same probes. Each test runs in both ways in which a program can change its code: it writes
+//! through /proc/self/mem, or it replaces the page that holds the code.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +21,8 @@ fn busy() -> MutexGuard<'static, ()> {
     BUSY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Programs in both forms, changing their code through /proc/self/mem, and then by replacing the
-/// page.
+/// Returns programs in both forms: first those that change their code through /proc/self/mem, then those that replace
+/// the page.
 fn both_ways() -> impl Iterator<Item = SelfSwitching> {
     let by_page = SelfSwitching::forms(Library::Shared).map(|mut own| {
         own.command("forbid-code");
@@ -53,8 +53,8 @@ fn assert_runs_on_and_exits(mut own: SelfSwitching) {
     assert!(!before.is_empty());
     eventually("all threads run on", || {
         let now = rounds(&mut own);
-        let mut both = now.iter().zip(&before);
-        both.all(|(now, then)| now > then).then_some(())
+        let mut pairs = now.iter().zip(&before);
+        pairs.all(|(now, then)| now > then).then_some(())
     });
     own.assert_states(OFF, OFF);
     own.end();
@@ -135,14 +135,14 @@ fn no_page_is_ever_writable_and_executable() {
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let watcher = scope.spawn(|| {
-                let mut looks = 0;
+                let mut readings = 0;
                 while !done.load(Ordering::Relaxed) {
                     let maps = fs::read_to_string(&maps).unwrap();
-                    let both = maps.lines().find(|line| line.contains(" rwx"));
-                    assert_eq!(both, None);
-                    looks += 1;
+                    let writable_code = maps.lines().find(|line| line.contains(" rwx"));
+                    assert_eq!(writable_code, None);
+                    readings += 1;
                 }
-                looks
+                readings
             });
             assert_eq!(own.ask("toggle 300 1"), "toggled 0 0");
             done.store(true, Ordering::Relaxed);
@@ -153,7 +153,7 @@ fn no_page_is_ever_writable_and_executable() {
     }
 }
 
-/// The mappings of code: start minus file offset, end, and file; adjacent mappings are joined.
+/// Returns the mappings of code: start minus file offset, end, and file. Adjacent mappings of one file are joined.
 fn merged(maps: &str) -> Vec<(u64, u64, String)> {
     let hex = |digits: &str| u64::from_str_radix(digits, 16).unwrap();
     let mut merged: Vec<(u64, u64, String)> = Vec::new();

@@ -39,7 +39,7 @@ pub(super) fn run(args: &Args, root: &Command) -> Result<(), Failure> {
             move |error| Failure::WriteFile(path, error)
         };
         fs::create_dir_all(directory).map_err(failed(directory))?;
-        let pages = std::iter::once(page::of_all(root));
+        let pages = std::iter::once(page::of_tool(root));
         for page in pages.chain(shown().map(page::of_subcommand)) {
             let path = directory.join(format!("{}.1", page.name));
             fs::write(&path, page.text).map_err(failed(&path))?;
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args, root: &Command) -> Result<(), Failure> {
         return Ok(());
     }
     match &args.subcommand {
-        None => print(&page::of_all(root).text),
+        None => print(&page::of_tool(root).text),
         Some(name) => match shown().find(|it| it.get_name() == name) {
             Some(subcommand) => print(&page::of_subcommand(subcommand).text),
             None => {

@@ -1,6 +1,6 @@
-//! What the commands that observe processes for a time have in common (`count`, `gc`, `hist`, `latency`, `record`, `watch`):
-//! the processes are read periodically, and in the end the observations are removed, also after an error. If a removal
-//! fails, the command fails with that error.
+//! What the commands that observe processes for a time have in common (`count`, `gc`, `hist`, `latency`, `record`,
+//! `watch`). The processes are read periodically, and at the end the observations are removed, also after an error. If
+//! a removal fails, the command fails with that error.
 
 use std::time::{Duration, Instant};
 
@@ -28,15 +28,15 @@ pub(super) struct Observations<'o> {
     duration: Option<Duration>,
     /// See [`ObservationRequest`].
     reads_all_before_removal: bool,
-    /// Whether hits are asked for the results of functions.
+    /// Whether expressions ask for the results of functions.
     of_results: bool,
     interruptible: InterruptibleOutput,
     output: &'o Output,
-    /// Whether a signal came before all of them were observed: then it ends at once.
+    /// Whether a termination signal came before all processes were observed: then the observation ends at once.
     is_interrupted: bool,
 }
 
-/// How many descriptors may be open if processes are followed.
+/// The limit of open files that is asked for if forked processes are observed, too.
 const DESCRIPTORS: u64 = 1 << 16;
 
 /// What is observed of each process, how, and for how long.
@@ -44,8 +44,8 @@ pub(super) struct ObservationRequest {
     pub(super) observation: Observation,
     pub(super) options: Options,
     pub(super) duration: Option<Duration>,
-    /// For several processes only, of which the figures are to be of the same time: whether all are read once more before
-    /// the first observation is removed. Otherwise, the figures are what each removal returns.
+    /// For several processes only: whether all are read once more before the first observation is removed, so that
+    /// their figures are of the same time. Otherwise, the figures are those that each removal returns.
     pub(super) reads_all_before_removal: bool,
 }
 
@@ -65,7 +65,7 @@ impl<'o> Observations<'o> {
         Ok(observations)
     }
 
-    /// Continues the observation of a program that was started under observation. Signals are passed on to it.
+    /// Continues the observation of a program that was launched to be observed. Signals are passed on to the program.
     pub(super) fn of_program(
         target: &Target,
         observer: Observer,
@@ -80,7 +80,8 @@ impl<'o> Observations<'o> {
         Ok(observations)
     }
 
-    /// Begins to observe several processes. One that cannot be observed is a failure, and the others are observed.
+    /// Begins to observe several processes. If one cannot be observed, that is recorded as a failure, and the others
+    /// are observed.
     pub(super) fn of_several(
         targets: Vec<Target>,
         mut request: ObservationRequest,
@@ -90,7 +91,7 @@ impl<'o> Observations<'o> {
     ) -> Result<Observations<'o>, Failure> {
         if follows_forks {
             request.observation = request.observation.record_forked();
-            // Each process takes several.
+            // The observation of each process keeps several files open.
             descriptors::raise_limit(DESCRIPTORS);
             note_gaps_at_forks(&request.observation, &output.messages);
         }
@@ -122,7 +123,8 @@ impl<'o> Observations<'o> {
         Ok(observations)
     }
 
-    /// Of no process yet: for an answer about one, which is added next.
+    /// Returns observations without processes, for an answer about one process, which is added next. (`of_several`
+    /// replaces its processes.)
     fn none(
         signals: TerminationSignals,
         duration: Option<Duration>,
@@ -139,7 +141,7 @@ impl<'o> Observations<'o> {
         })
     }
 
-    /// The same. `of_results` says whether hits are asked for the results of functions.
+    /// Returns these observations with `of_results`: whether expressions ask for the results of functions.
     pub(super) fn of_results(self, of_results: bool) -> Observations<'o> {
         Observations { of_results, ..self }
     }
@@ -154,13 +156,13 @@ impl<'o> Observations<'o> {
         self.processes.with_messages()
     }
 
-    /// Calls [`ReadingHandler::show`] at the intervals of `display` until the observation is over or all processes have
-    /// exited; then removes the observation from all processes. If the intervals are long, each process is read in between,
-    /// too, because it may exit before the next reading is shown. A table that is redrawn is erased in the end. Returns what
-    /// was observed until then, whatever fails.
+    /// Calls [`ReadingHandler::show`] at the intervals of `display` until the time is over, a signal comes, or all
+    /// processes have exited. Then removes all observations. If the intervals are long, each process is also read in
+    /// between, because it may exit before the next reading is shown. A redrawn table is erased at the end. Returns
+    /// what was observed, whatever has failed.
     ///
-    /// If all are read together in the end, what [`ReadingHandler::last`] returns is kept only of those that could
-    /// not be read then.
+    /// With `reads_all_before_removal`, what [`ReadingHandler::last`] returns is kept only for the processes that had
+    /// no new reading before the removal.
     pub(super) fn run<H: ReadingHandler>(
         mut self,
         mut display: Display,
@@ -183,7 +185,8 @@ impl<'o> Observations<'o> {
         if self.reads_all_before_removal {
             processes.read_last(lasted, &mut last, handler);
         }
-        // Whatever has failed so far, and before a signal or a reader that does not read can keep us from it.
+        // The observations are removed whatever has failed so far. Signals are still blocked here, and the rest of the
+        // output is written only afterwards: neither a signal nor a reader that does not read can prevent the removal.
         let removed = processes.remove_all(self.interruptible.signals());
         let unrestored = processes.restore_forked();
         let (output_was_read, rest_printed) = self.interruptible.end();

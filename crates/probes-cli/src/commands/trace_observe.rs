@@ -93,7 +93,7 @@ pub(super) fn run(
 fn warn_of_unobserved(wanted: &ProgramObservation, messages: &Messages, observer: &Observer) {
     note_sites_without_nop(messages, observer);
     // One warning, which is about all of them.
-    match wanted.kinds_of_functions()[..] {
+    match wanted.function_uses()[..] {
         [] => {}
         [what] => warn_of_uncounted_from_start(messages, observer, what),
         _ => warn_of_uncounted_from_start(messages, observer, "observed"),

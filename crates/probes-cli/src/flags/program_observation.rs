@@ -32,7 +32,7 @@ pub(crate) struct ObserveFlags {
     #[command(flatten)]
     usdt: UsdtFlags,
     /// Time START,STOP in one thread, or the functions of -fn; may be repeated
-    #[arg(long, value_name = "PAIR", value_parser = timed, num_args = 0..=1, default_missing_value = "")]
+    #[arg(long, value_name = "PAIR", value_parser = pair_or_functions, num_args = 0..=1, default_missing_value = "")]
     latency: Vec<LatencyArgument>,
     #[command(flatten)]
     key: PairKeyFlag,
@@ -64,7 +64,7 @@ enum LatencyArgument {
     Functions,
 }
 
-fn timed(typed: &str) -> Result<LatencyArgument, String> {
+fn pair_or_functions(typed: &str) -> Result<LatencyArgument, String> {
     if typed.is_empty() {
         return Ok(LatencyArgument::Functions);
     }
@@ -87,7 +87,7 @@ fn names_or_functions(typed: &str) -> Result<NamesArgument, String> {
     names.collect::<Result<_, _>>().map(NamesArgument::Probes)
 }
 
-/// The names in several values.
+/// Returns the names of probes in the values of a flag.
 fn names(values: &[NamesArgument]) -> Vec<String> {
     let names = values.iter().filter_map(|given| match given {
         NamesArgument::Probes(names) => Some(names),
@@ -96,7 +96,7 @@ fn names(values: &[NamesArgument]) -> Vec<String> {
     names.flatten().cloned().collect()
 }
 
-/// Checks what hits are counted by.
+/// Checks the value of `-by`.
 fn by(is_counted: bool, given: &Option<CountedBy>) -> Result<Option<CountedBy>, String> {
     let why = match given {
         Some(_) if !is_counted => "-by needs -count or -hist: it says what hits are counted by",
@@ -120,7 +120,7 @@ pub(crate) struct ProgramObservation {
     pub(crate) counts: bool,
     /// The keys of counts or histograms; `None`: by probe and function.
     pub(crate) by: Option<CountedBy>,
-    /// Which hits are counted and shown.
+    /// Which hits are counted, in histograms, or shown.
     filter: FilterFlags,
     /// The functions that are counted; without any, `-count` counts all probes.
     functions: Vec<FunctionSelector>,
@@ -287,7 +287,7 @@ struct FunctionUses {
 }
 
 impl FunctionUses {
-    /// Without functions, refuses each use but -count, which then counts all probes.
+    /// Refuses uses that need functions. -count needs none: without functions, it counts all probes.
     fn refuse_without_functions(self) -> Result<(), String> {
         let why = if self.times {
             "-latency needs START,STOP, or -fn GLOBS or -gc WORK beside it"
@@ -303,7 +303,7 @@ impl FunctionUses {
 
     /// Refuses functions that are selected for nothing.
     fn refuse_none(self) -> Result<(), String> {
-        if self.number() == 0 {
+        if self.use_count() == 0 {
             let why = "-fn, -usdt and -gc WORK need one of -count, or -latency, -watch or -hist without a value";
             return Err(why.to_owned());
         }
@@ -311,7 +311,7 @@ impl FunctionUses {
     }
 
     fn refuse_several(self) -> Result<(), String> {
-        if self.number() > 1 {
+        if self.use_count() > 1 {
             let why = "-fn, -usdt and -gc WORK choose what is counted, timed or shown: give one of -count, -latency without START,STOP, \
                        -watch without NAMES, and -hist without NAMES";
             return Err(why.to_owned());
@@ -319,9 +319,9 @@ impl FunctionUses {
         Ok(())
     }
 
-    fn number(self) -> usize {
+    fn use_count(self) -> usize {
         let uses = [self.counts, self.times, self.watches, self.has_histograms];
-        uses.into_iter().filter(|is_one| *is_one).count()
+        uses.into_iter().filter(|is_wanted| *is_wanted).count()
     }
 }
 
@@ -338,7 +338,7 @@ impl ProgramObservation {
         !self.pairs.is_empty() || !self.timed_functions.is_empty()
     }
 
-    /// Whether hits or slow pairs are shown.
+    /// Whether hits, slow pairs or slow calls are shown.
     pub(crate) fn shows_records(&self) -> bool {
         self.watches() || self.over.is_given()
     }
@@ -351,16 +351,16 @@ impl ProgramObservation {
         !self.watched_functions.is_empty()
     }
 
-    /// Returns what is done with the kinds of functions that there are, a word for each kind.
-    pub(crate) fn kinds_of_functions(&self) -> Vec<&'static str> {
-        let kinds = [
+    /// Returns what is done with functions, one word for each use, such as "counted"; nothing without functions.
+    pub(crate) fn function_uses(&self) -> Vec<&'static str> {
+        let uses = [
             (&self.functions, "counted"),
             (&self.histogram_functions, "observed"),
             (&self.timed_functions, "timed"),
             (&self.watched_functions, "watched"),
         ];
-        let kinds = kinds.iter().filter(|(functions, _)| !functions.is_empty());
-        kinds.map(|(_, what)| *what).collect()
+        let uses = uses.iter().filter(|(functions, _)| !functions.is_empty());
+        uses.map(|(_, verb)| *verb).collect()
     }
 
     pub(crate) fn observation(&self) -> Observation {

@@ -32,7 +32,7 @@ struct CheckView {
 /// Whether a command has what it needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ability {
-    /// It has.
+    /// It has everything.
     Works,
     /// Only a part of what it does is possible: which part, or why.
     Limited(String),
@@ -59,7 +59,7 @@ enum CommandResult {
 }
 
 impl CommandAnswer {
-    /// A command that works, so far.
+    /// A command that works, until [`CommandAnswer::add`] adds that something is missing.
     pub(crate) fn of(name: &'static str) -> CommandAnswer {
         CommandAnswer {
             name,
@@ -68,7 +68,8 @@ impl CommandAnswer {
         }
     }
 
-    /// Adds whether it has one of the things that it needs. Once it does not work, its limits do not matter.
+    /// Adds whether one of the things that the command needs is there. Only the reasons of the worst result are kept:
+    /// if it does not work, its limits do not matter.
     pub(crate) fn add(&mut self, ability: Ability) {
         let (result, reason) = match ability {
             Ability::Works => return,

@@ -14,7 +14,7 @@ use crate::follow::{Following, assert_left_alone, leave, quit, read};
 use crate::support::{Directory, command};
 
 // promise: Following: The probes of libraries are set before their initialisers run, in followed
-//    processes too (4)
+//    processes too (8)
 #[test]
 fn library_probes_are_enabled_before_their_initialisers() {
     for family in fixture_forms("family") {
@@ -42,7 +42,7 @@ fn objects_loaded_later_have_their_probes_set() {
         let following = Following::attach(pid);
         let hits = |talker: &mut Talker| talker.ask("plugins", "plugins");
         talker.ask(&format!("load {}", eager.display()), "loaded 0");
-        // In its own constructor, and in a round.
+        // Hit once in the constructor of the object, and once by the command `plugins`.
         assert_eq!(hits(&mut talker), "plugins 0:ping=2,plug=4");
         talker.ask(&format!("isolate {}", eager.display()), "loaded 1");
         assert_eq!(hits(&mut talker), "plugins 0:ping=3,plug=6 1:ping=2,plug=4");
@@ -62,7 +62,7 @@ fn objects_loaded_later_have_their_probes_set() {
 }
 
 #[test]
-fn probes_that_appear_later_are_set_then() {
+fn probes_missing_at_first_are_set_later() {
     let plugin = fixture("objects/eager.so");
     for (program, missing) in [
         ("objects/host", "no probe \"plug\" in host."),
@@ -139,7 +139,7 @@ fn warning_if_seccomp_hides_later_loads() {
     }
 }
 
-/// Starts the program that loads plugins, under the filters of services and containers.
+/// Starts the program that loads plugins under the seccomp filters of systemd services and of Docker.
 fn start_under_real_filters(host: &Path) -> Talker {
     let filters = ["system-service.x86_64.bpf", "docker.bpf"];
     let mut command = Command::new(fixture("under_filters.exe"));

@@ -1,4 +1,4 @@
-//! `record` of pairs and requests: those that interleave, slices by key, and what is said of both.
+//! `record` of pairs: pairs that interleave, slices by key, and the warnings about them.
 
 use std::fs;
 use std::time::Duration;
@@ -56,7 +56,7 @@ fn untrusted_pairs_do_not_end_the_recording() {
     let mut target = Talker::start(&program("requests"));
     let flags = ["-pair", "start,stop", "-over", "1ms", "-last", "1s"];
     let tool = recording(target.pid(), &flags, &file);
-    // Of 64 at a time, a wrong one lasts much longer than 20 us.
+    // 64 requests are under way, and one ends every 20 us: a wrong pair may last much longer than the 1 ms of -over.
     target.ask("flight 64 2000", "flight");
     let done = tool.end();
     assert!(!done.stderr.contains("a slice took"), "{done:?}");
@@ -85,8 +85,8 @@ fn ends_of_pairs_are_instants_if_selected() {
     }
 }
 
-/// Of the answer of `requests`: how many there were, and the sum of their times by the program's own clock, from
-/// outside and from within, in nanoseconds.
+/// Parses an answer of `requests`: how many requests there were, and two sums of their times by the program's own
+/// clock, in nanoseconds. The first is measured around both probes, the second between them.
 fn requested(answer: &str) -> (usize, u64, u64) {
     let numbers: Vec<u64> = (answer.split(' ').skip(1))
         .map(|number| number.parse().unwrap())

@@ -20,7 +20,8 @@ pub(crate) struct FunctionPlace<'f> {
     pub(crate) function: SelectedFunction<'f>,
     /// In bytes; 0 is the entry of the function.
     pub(crate) offset: u64,
-    /// The index of the selector that asks for it by name, address or line; `None` if it only matches patterns.
+    /// The index of the selector that names it (a name, an address, a line, or work of the collector); `None` if only
+    /// patterns select it.
     pub(crate) named_by: Option<usize>,
     pub(crate) selected_by: SelectedBy,
 }
@@ -92,21 +93,21 @@ impl SelectedBy {
 }
 
 impl Functions {
-    /// Returns whether a selector selects something, or may: if it fails in another way than by selecting nothing, or
-    /// if notes could not be read.
+    /// Returns whether a selector selects something, or may do so. It may if notes could not be read, or if it fails
+    /// for another reason than that nothing matches.
     pub(crate) fn may_have(&self, selector: &FunctionSelector) -> bool {
         match self.places(std::slice::from_ref(selector)) {
             Ok(places) => !places.is_empty(),
-            // Notes that cannot be read may be of such a probe.
+            // The notes that cannot be read may be those of a probe that it selects.
             Err(_) if !self.unreadable_notes().is_empty() => true,
             Err(error) => !error.is_missing_function(),
         }
     }
 
-    /// Selects functions, each once; all of them, also those without a name, if there are no selectors. This includes
-    /// functions of probe sites ([`FunctionKind::ProbeSite`]), which are observed only if an address or line selects
-    /// them. The functions are in the order of [`Functions::objects`], then of their addresses. If they are those of a
-    /// file, the address in a selector is one in the file.
+    /// Selects functions, each once. Without selectors, returns all of them, also those without a name. The result
+    /// includes functions of probe sites ([`FunctionKind::ProbeSite`]), although these are observed only if an address
+    /// or line selects them. The order is that of [`Functions::objects`], then that of the addresses. If `self` is of
+    /// a file, the addresses in selectors are addresses in the file.
     ///
     /// # Errors
     ///
@@ -175,8 +176,8 @@ impl Functions {
         Ok(self.merged(places))
     }
 
-    /// Returns the places in the order of their objects and addresses, each once: of equal ones the first, with
-    /// `named_by` and the USDT probe of whichever has them.
+    /// Returns the places in the order of their objects and addresses, each once. Of several at one address, the first
+    /// stays. It takes `named_by` from the others if it has none, and takes over a USDT probe.
     pub(crate) fn merged<'f>(&self, mut places: Vec<FunctionPlace<'f>>) -> Vec<FunctionPlace<'f>> {
         let order = |place: &FunctionPlace<'_>| {
             let object = self.index_of(place.function.object);
@@ -200,7 +201,7 @@ impl Functions {
     ///
     /// # Errors
     ///
-    /// If one matches none, with names that are like it, which takes a while.
+    /// If a glob matches no function. The error has the names that are similar, and finding these takes a while.
     fn matching(
         &self,
         globs: &[(usize, &Glob)],
@@ -246,7 +247,7 @@ impl Functions {
         (places, has_match)
     }
 
-    /// Returns the function that does the work of the collector that the selector with this index asks for.
+    /// Returns the function that does this work of the collector; `index` is that of the selector that asks for it.
     fn of_collector(&self, index: usize, work: CollectorWork) -> Result<Vec<FunctionPlace<'_>>> {
         let find = |name: &str| {
             let glob: Glob = name.parse().ok()?;
@@ -269,7 +270,7 @@ impl Functions {
         })
     }
 
-    /// Returns the sites of the USDT probes that the selector with this index asks for.
+    /// Returns the sites of the USDT probes that a glob matches; `index` is that of its selector.
     fn usdt_sites(&self, index: usize, glob: &Glob) -> Result<Vec<FunctionPlace<'_>>> {
         let mut places = Vec::new();
         let mut names = BTreeSet::new();
@@ -345,7 +346,7 @@ impl Functions {
         })
     }
 
-    /// Returns where the source line begins that the selector with this index asks for.
+    /// Returns the places where a source line begins; `index` is that of the selector that asks for it.
     fn at_line(&self, index: usize, file: &str, line: u32) -> Result<Vec<FunctionPlace<'_>>> {
         let mut search = LineSearch::new(file, line);
         let shown: Arc<str> = format!("{file}:{line}").into();
@@ -419,9 +420,9 @@ impl Functions {
     }
 }
 
-/// Returns the index of a name of the function, and the index of the selector that spells it out: the first such name.
-/// If there is none, returns the index of the first name that a glob matches, and `None`. Sets `has_match` for each
-/// glob that matches a name.
+/// Returns the index of the name by which a function is selected. This is the first name that a selector without
+/// wildcards gives, with the index of that selector; else the first name that a glob matches, with `None`. Sets
+/// `has_match` for each glob that matches a name.
 fn best_match(
     function: Function<'_>,
     globs: &[(usize, &Glob)],

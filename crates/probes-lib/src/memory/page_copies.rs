@@ -26,7 +26,7 @@ pub(crate) struct PageCopies {
 struct Piece {
     start: u64,
     bytes: Vec<u8>,
-    /// Whether the bytes are those of the process.
+    /// Whether `bytes` is a copy: the last attempt to read the piece succeeded.
     is_read: bool,
 }
 
@@ -97,7 +97,8 @@ impl PageCopies {
         Ok(is_changed)
     }
 
-    /// Returns `memory` with the copies over it. It must not have changed since they were made.
+    /// Returns `memory`, with the copied pages read from the copies. `memory` must not have changed since these were
+    /// made.
     pub(crate) fn over<'c, M: ReadMemory>(&'c self, memory: &'c M) -> CopiedMemory<'c, M> {
         let copies = self;
         CopiedMemory { copies, memory }
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn only_so_much_is_copied() {
+    fn length_of_all_copies_is_limited() {
         let step = MAX_PIECE / PAGE;
         let items = (0..2 * MAX_COPIED / PAGE).map(|page| (LiveAddr(page * PAGE), 1));
         let copies = PageCopies::of(items);

@@ -10,7 +10,7 @@ use crate::error::{
 use crate::events_switch;
 use crate::functions::Functions;
 use crate::observe::functions::ObservedFunctions;
-use crate::observe::install::installed::{is_abandoned, refuse_observed};
+use crate::observe::install::installed::{is_orphaned, refuse_observed};
 use crate::observe::install::map_and_write::{install, refuse_forbidden};
 use crate::observe::install::observer_lock::ObserverLock;
 use crate::observe::install::remove::{CleanReport, Cleaned, NameOf, remove_stale};
@@ -280,10 +280,10 @@ impl Target {
     /// # Errors
     ///
     /// Same as [`Target::clean`].
-    pub(crate) fn clean_abandoned(&self, options: Options) -> Result<()> {
+    pub(crate) fn clean_orphaned(&self, options: Options) -> Result<()> {
         let process = self.opened.process();
         let memory = self.opened.unshadowed_memory_to_read()?;
-        if is_abandoned(process, &memory)? {
+        if is_orphaned(process, &memory)? {
             self.clean(options)?;
         }
         Ok(())

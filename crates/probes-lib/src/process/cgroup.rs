@@ -7,12 +7,13 @@ use crate::error::{MemoryLimit, MemoryLimitKind};
 use crate::process::Process;
 use crate::process::mounts::{self, Mount};
 
-/// The files with the limit and the usage of a cgroup, and the names of the page cache in its `memory.stat`.
+/// The files with the limit and the usage of a cgroup, and the names of the lines of `memory.stat` that count the page
+/// cache.
 struct Version {
     filesystem: &'static str,
     limit: &'static str,
     used: &'static str,
-    files: [&'static str; 2],
+    page_cache: [&'static str; 2],
 }
 
 const VERSIONS: [Version; 2] = [
@@ -20,28 +21,29 @@ const VERSIONS: [Version; 2] = [
         filesystem: "cgroup2",
         limit: "memory.max",
         used: "memory.current",
-        files: ["active_file", "inactive_file"],
+        page_cache: ["active_file", "inactive_file"],
     },
     Version {
         filesystem: "cgroup",
         limit: "memory.limit_in_bytes",
         used: "memory.usage_in_bytes",
-        files: ["total_active_file", "total_inactive_file"],
+        page_cache: ["total_active_file", "total_inactive_file"],
     },
 ];
 
-/// Version 1 has a limit in each cgroup, which is larger than any memory if nobody has set it.
+/// In version 1, a cgroup without a limit has one that is larger than any memory. It is at least this.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// A mounted cgroup file system with the memory controller.
 struct Hierarchy {
     version: &'static Version,
-    /// Which cgroup is at its root, and where it is mounted.
+    /// The cgroup that is mounted.
     root: PathBuf,
+    /// The directory where it is mounted.
     mounted_at: PathBuf,
 }
 
-/// Returns the limit that leaves a process the least memory, of those of its cgroup and of the cgroups around that;
+/// Returns the limit that leaves a process the least memory, among those of its cgroup and of the ancestors of that.
 /// `None` if there is none, or none can be read.
 pub(super) fn memory_limit(process: &Process) -> Option<MemoryLimit> {
     let own_mounts = mounts::own();
@@ -67,7 +69,8 @@ fn hierarchy(mount: Mount<'_>) -> Option<Hierarchy> {
     })
 }
 
-/// Returns the directory of the cgroup of a process, and those around it. `cgroups` is its `/proc/PID/cgroup`.
+/// Returns the directories of the cgroup of a process and of its ancestors. `cgroups` is the process's
+/// `/proc/PID/cgroup`.
 fn directories(hierarchy: &Hierarchy, cgroups: &str) -> Vec<PathBuf> {
     let path = cgroups.lines().find_map(|line| {
         let (_, rest) = line.split_once(':')?;
@@ -91,19 +94,20 @@ fn limit_in(version: &Version, directory: &Path) -> Option<MemoryLimit> {
     let limit = read(version.limit).and_then(number);
     let limit = limit.filter(|&limit| limit < NO_LIMIT)?;
     let used = read(version.used).and_then(number)?;
-    let files = read("memory.stat").map_or(0, |stat| files(&stat, version.files));
+    let stat = read("memory.stat");
+    let cached = stat.map_or(0, |stat| page_cache_bytes(&stat, version.page_cache));
     Some(MemoryLimit {
         kind: MemoryLimitKind::Cgroup,
         limit,
-        used: used.saturating_sub(files),
+        used: used.saturating_sub(cached),
     })
 }
 
 /// Returns how many bytes are page cache.
-fn files(stat: &str, names: [&str; 2]) -> u64 {
+fn page_cache_bytes(stat: &str, names: [&str; 2]) -> u64 {
     let lines = stat.lines().filter_map(|line| line.split_once(' '));
-    let files = lines.filter(|(name, _)| names.contains(name));
-    files
+    let of_page_cache = lines.filter(|(name, _)| names.contains(name));
+    of_page_cache
         .filter_map(|(_, bytes)| bytes.parse::<u64>().ok())
         .fold(0, u64::saturating_add)
 }
@@ -143,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn other_mounts_and_cgroups_are_none() {
+    fn other_mounts_and_cgroups_are_ignored() {
         let others = [
             "35 30 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu",
             "35 30 0:31 / /proc rw - proc proc rw",
@@ -152,16 +156,16 @@ mod tests {
             let mount = mounts::of(other).next().unwrap();
             assert!(hierarchy(mount).is_none(), "{other}");
         }
-        // Outside of what is mounted; none; no lines of it.
+        // A cgroup outside of the mounted one; no memory controller; a malformed line; no lines.
         for cgroups in ["4:memory:/docker/2", "4:cpu:/docker/1", "4:memory", ""] {
             assert!(of(V1, cgroups).is_empty(), "{cgroups}");
         }
     }
 
     #[test]
-    fn copies_of_files_do_not_count() {
+    fn page_cache_does_not_count_as_used() {
         let stat = "anon 1\nfile 100\ninactive_file 30\nactive_file 4\ntotal_active_file 900\nactive_file x\n";
-        assert_eq!(files(stat, VERSIONS[0].files), 34);
-        assert_eq!(files(stat, VERSIONS[1].files), 900);
+        assert_eq!(page_cache_bytes(stat, VERSIONS[0].page_cache), 34);
+        assert_eq!(page_cache_bytes(stat, VERSIONS[1].page_cache), 900);
     }
 }

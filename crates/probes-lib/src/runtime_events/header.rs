@@ -1,5 +1,5 @@
 //! The header of a file of runtime events: `struct runtime_events_metadata_header` of runtime/caml/runtime_events.h.
-//! Anybody may have written it, so that each number is checked before it is used.
+//! Any program may have written the file, so each number is checked before it is used.
 
 /// The version of the format, in all versions of OCaml so far.
 const VERSION: u64 = 1;
@@ -7,13 +7,13 @@ const VERSION: u64 = 1;
 /// The most domains that a runtime can be asked for, with `d=` in OCAMLRUNPARAM.
 const MAX_DOMAINS: u64 = 4096;
 
-/// The bytes of a ring's header: head, tail, and padding.
+/// The length of a ring's header in bytes: head, tail, and padding.
 pub(super) const RING_HEADER_LEN: u64 = 80;
 
 /// The most words of a ring: `e=` in OCAMLRUNPARAM is their logarithm.
 const MAX_RING_WORDS: u64 = 1 << 28;
 
-/// How many names of user events there are, and their bytes.
+/// How many names of user events a file has room for, and the length of each in bytes.
 pub(super) const USER_EVENTS: u64 = 1 << 13;
 pub(super) const NAME_LEN: u64 = 128;
 

@@ -57,11 +57,11 @@ impl HitStack {
 pub struct StackReport {
     /// In the order of their ids, the main thread first.
     pub threads: Vec<ThreadStack>,
-    /// How long the process was stopped, if it was: for threads that run, and blocked ones whose frames cannot all be
-    /// found without their registers.
+    /// How long the process was stopped. It is stopped only if a thread was running, or was blocked and its frames
+    /// could not all be found without its registers.
     pub stopped: Option<Duration>,
-    /// Why it could not be stopped, if it had to be. Threads that run have no frames then, and blocked ones those that
-    /// were found without their registers.
+    /// Why it could not be stopped, if it had to be. Then running threads have no frames, and blocked threads have
+    /// only the frames that were found without their registers.
     pub not_stopped: Option<Error>,
 }
 
@@ -74,11 +74,11 @@ pub struct ThreadStack {
     pub tid: i32,
     /// Its name, as the kernel has it (prctl(2), `PR_SET_NAME`).
     pub name: String,
-    /// What it is for the runtime of OCaml, as far as its outermost frames tell.
+    /// What the runtime of OCaml uses it for, as far as its outermost frames tell.
     pub role: ThreadRole,
-    /// The domain of OCaml 5 that it belongs to, by the number that [`RuntimeEvents`](crate::RuntimeEvents) have, too: 0 is that of the main
-    /// thread, and later domains get the number of one that has ended. `None` if it belongs to none, or nothing tells: the program is stripped, or
-    /// the C library is another than glibc.
+    /// The number of the domain of OCaml 5 that it belongs to, as in [`RuntimeEvents`](crate::RuntimeEvents): 0 is the
+    /// domain of the main thread, and a new domain may get the number of one that has ended. `None` if it belongs to
+    /// no domain, or if that is not known: the program is stripped, or the C library is not glibc.
     pub domain: Option<u32>,
     /// What it was doing.
     pub state: ThreadState,

@@ -1,5 +1,5 @@
-//! [`PacketSocket`]: a Unix socket with an abstract address, whose messages arrive whole or not at all
-//! (unix(7), `SOCK_SEQPACKET`), and can carry a descriptor. No call waits; [`PacketSocket::wait_for_message`] does.
+//! [`PacketSocket`]: a Unix socket with an abstract address, whose messages arrive whole or not at all (unix(7),
+//! `SOCK_SEQPACKET`), and can carry a descriptor. No call blocks, except [`PacketSocket::wait_for_message`].
 
 use std::io;
 use std::mem;
@@ -15,7 +15,7 @@ const BACKLOG: i32 = 16;
 /// The longest single wait for a message.
 const LONGEST_WAIT: Duration = Duration::from_millis(100);
 
-/// Bytes of a control message with one descriptor (cmsg(3)). There is room for two on this machine.
+/// The length of a control message with one descriptor (cmsg(3)). With its padding, it has room for a second one.
 const CONTROL_LEN: usize = 24;
 
 /// A control buffer, aligned as its header has to be.
@@ -137,7 +137,7 @@ impl PacketSocket {
         }
     }
 
-    /// Returns whether the other end is closed, even if there are messages from it.
+    /// Returns whether the other end is closed. True even if messages from it were not received yet.
     pub(crate) fn is_closed(&self) -> bool {
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
         // POLLHUP is reported without being asked for.
@@ -145,7 +145,7 @@ impl PacketSocket {
         is_ready && fds[0].any().unwrap_or(true)
     }
 
-    /// Sends a message, and a descriptor with it.
+    /// Sends a message, with a descriptor if there is one.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl PacketSocket {
                     .write_unaligned(descriptor.as_raw_fd());
             }
         }
-        // A socket that is closed at the other end is an error, not a signal.
+        // If the other end is closed, sending is an error (EPIPE) without SIGPIPE.
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: the message points to `part` and `control`, which outlive the call; it is only read.
         let sent = unsafe { libc::sendmsg(self.raw(), &raw const message, flags) };
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_is_the_process_that_listens() {
+    fn both_ends_know_their_peer() {
         let name = format!("ocaml-probes-test-{}", std::process::id());
         let listener = PacketSocket::listen(&name).unwrap();
         assert_eq!(

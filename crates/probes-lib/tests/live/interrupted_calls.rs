@@ -1,5 +1,5 @@
-//! System calls that wait while their process is stopped and resumed, hundreds of times: which of
-//! them fail with `EINTR`, and that all others are restarted unnoticed.
+//! A process is stopped and resumed hundreds of times while its threads wait in system calls. Some of these calls fail
+//! with `EINTR`; all others are restarted, and the program notices nothing.
 //!
 //! docs/eintr.md lists them for users; `INTERRUPTED` is the same list.
 
@@ -12,8 +12,8 @@ use crate::session::{Session, all};
 
 const UPDATES: usize = 200;
 
-/// The threads of `blocking_calls` whose call fails with `EINTR` when the thread is stopped. The
-/// kernel does that, and no tool that stops threads can prevent it. signal(7) lists these calls
+/// The threads of `blocking_calls` whose call fails with `EINTR` when the thread is stopped. The kernel does that, and
+/// no tool that stops threads can prevent it. signal(7) lists these calls, except `io_getevents` and `io_uring_enter`,
 /// under "Interruption of system calls and library functions by stop signals".
 const INTERRUPTED: [&str; 14] = [
     "accept_limited",

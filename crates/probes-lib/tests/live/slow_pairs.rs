@@ -1,4 +1,4 @@
-//! Slow pairs, one by one, as the trampolines decide.
+//! Slow pairs, which are reported one by one. The trampolines decide which pairs are slow.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -27,7 +27,7 @@ fn slow_pairs(
     (report.latencies.remove(0), report.events)
 }
 
-/// Returns the number that both ends of a pair have, with their texts.
+/// Returns the number of a request. Asserts that both ends of the pair have this number and its text.
 fn number(pair: &SlowPair) -> i64 {
     let start = pair.start.as_ref().unwrap();
     assert_eq!((start.name(), pair.stop.name()), ("start", "stop"));
@@ -76,7 +76,7 @@ fn every_pair_is_reported_with_its_ends() {
                 let start = start.as_ref().unwrap();
                 let between = stop.time.duration_since(start.time).unwrap();
                 assert!(between.abs_diff(*duration) <= Duration::from_micros(1));
-                // Those that move begin in one thread, and end in another.
+                // `moving` begins each request in one thread, and ends it in another.
                 assert_eq!(start.thread == stop.thread, line.starts_with("flight"));
             }
         }
@@ -100,10 +100,10 @@ fn only_pairs_of_the_bound_are_reported() {
             let (latency, events) = slow_pairs(&mut talker, Observation::new(), bound, line);
             let times: Vec<Duration> = events.slow_pairs.iter().map(|it| it.duration).collect();
             assert!(times.iter().all(|time| *time >= bound), "{times:?}");
-            // Any pair may take longer than it asks for. The table is accurate to 0.2 %.
+            // Any pair may take longer than the program asks for. The histogram is accurate to 0.2 %.
             let longer_than = |bound: Duration| {
                 let long = latency.times().filter(|(time, _)| *time >= bound);
-                long.map(|(_, many)| many as usize).sum::<usize>()
+                long.map(|(_, count)| count as usize).sum::<usize>()
             };
             let possible = longer_than(bound + bound / 300)..=longer_than(bound - bound / 300);
             assert!(
@@ -123,8 +123,8 @@ fn slow_pairs_beyond_the_ring_are_counted() {
         let mut talker = Talker::start(&file);
         for threads in [1, 4] {
             let line = format!("pairs {threads} 100000");
-            let none = Duration::ZERO;
-            let (latency, events) = slow_pairs(&mut talker, Observation::new(), none, &line);
+            let no_bound = Duration::ZERO;
+            let (latency, events) = slow_pairs(&mut talker, Observation::new(), no_bound, &line);
             assert_eq!(latency.count(), threads * 100_000);
             let shown = events.slow_pairs.len() as u64;
             assert!(
@@ -163,8 +163,8 @@ fn watched_ends_have_hits_and_pairs() {
         let all = || probes_lib::Selector::All;
         let watching = Observation::new().watch(all()).count(all());
         let watching = watching.time("stop", "start").time("start", "start");
-        let none = Duration::ZERO;
-        let (latency, events) = slow_pairs(&mut talker, watching, none, "flight 1 100");
+        let no_bound = Duration::ZERO;
+        let (latency, events) = slow_pairs(&mut talker, watching, no_bound, "flight 1 100");
         assert_eq!((latency.count(), events.dropped), (100, 0));
         assert_eq!(events.events.len(), 202);
         let of = |index| {

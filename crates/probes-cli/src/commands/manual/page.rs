@@ -9,10 +9,10 @@ use crate::spelling::{long, value_name};
 /// The longest line of the text of a paragraph, in bytes.
 const WIDTH: usize = 76;
 
-/// What the pages belong to.
+/// The name of the command that the pages are about.
 const TOOL: &str = "ocaml-probes";
 
-/// The sections of flags without a heading of their own.
+/// The heading of the flags that have no heading in the help.
 const FLAGS: &str = "Flags";
 
 /// A manual page.
@@ -23,7 +23,7 @@ pub(super) struct Page {
 }
 
 /// The page about the tool.
-pub(super) fn of_all(root: &Command) -> Page {
+pub(super) fn of_tool(root: &Command) -> Page {
     let mut page = Page::begin(TOOL.to_owned(), root);
     page.notes(root);
     page.section("SUBCOMMANDS");
@@ -172,7 +172,8 @@ impl Page {
                 paragraph.push(' ');
             }
         }
-        // `.PP` has an effect only before a paragraph: the others are removed.
+        // A `.PP` that no paragraph follows has no effect: those at the end, at the start and before another are
+        // removed.
         while self.text.ends_with(".PP\n") {
             let end = self.text.len() - ".PP\n".len();
             self.text.truncate(end);
@@ -248,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_no_request_and_no_escape() {
+    fn escaped_text_has_no_requests_or_escapes() {
         for (text, expected) in [
             ("-pid N", "\\-pid N"),
             (".SH x", "\\&.SH x"),

@@ -20,7 +20,7 @@ use crate::observe::layout::stack_copies::FiberFields;
 use crate::observe::role::StackKind;
 
 /// Functions of the runtime that are entered and left on the stack of a fiber, like OCaml code (runtime/amd64.S).
-const OF_FIBERS: [&str; 14] = [
+const FIBER_FUNCTIONS: [&str; 14] = [
     "caml_alloc1",
     "caml_alloc2",
     "caml_alloc3",
@@ -38,7 +38,7 @@ const OF_FIBERS: [&str; 14] = [
 ];
 
 /// How many bytes of the code of `caml_c_call` are read.
-const LEN: usize = 64;
+const C_CALL_LEN: usize = 64;
 
 /// The stacks of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl ProcessStacks {
         }
     }
 
-    /// Returns the stack that a function is called on if it is not known whether it is OCaml code.
+    /// Returns the stack that a function is called on, if it is the same for OCaml code and other code.
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl ProcessStacks {
     pub(crate) fn of_function(self, name: &str, is_ocaml: bool) -> Result<StackKind, Refusal> {
         match self {
             ProcessStacks::OfFibers { current_stack, .. }
-                if is_ocaml || OF_FIBERS.contains(&name) =>
+                if is_ocaml || FIBER_FUNCTIONS.contains(&name) =>
             {
                 let current_stack = current_stack.ok_or(Refusal::UnknownStack)?;
                 Ok(StackKind::OfFiber { current_stack })
@@ -113,8 +113,8 @@ impl ProcessStacks {
     }
 }
 
-/// Returns whether a function of this name is one that OCaml's compiler generates, such as `caml_curry3_1`: its symbol
-/// does not say that it is of OCaml.
+/// Returns whether a function of this name is one that OCaml's compiler generates, such as `caml_curry3_1`. It is
+/// OCaml code, although its symbol looks like that of a C function.
 pub(crate) fn is_generated(name: &str) -> bool {
     const PREFIXES: [&str; 4] = ["caml_apply", "caml_curry", "caml_send", "caml_tuplify"];
     let has_number = |rest: &str| rest.starts_with(|first: char| first.is_ascii_digit());
@@ -125,14 +125,14 @@ pub(crate) fn is_generated(name: &str) -> bool {
 }
 
 /// Returns the first bytes of the code of `caml_c_call`.
-fn code_of_c_call(runtime: &ElfFile) -> Option<[u8; LEN]> {
+fn code_of_c_call(runtime: &ElfFile) -> Option<[u8; C_CALL_LEN]> {
     let mut tables = [SymbolTable::Static, SymbolTable::Dynamic].into_iter();
     let address = tables.find_map(|table| {
         let symbols = runtime.symbols(table).ok().flatten()?;
         let [found] = symbols.find(["caml_c_call"]).ok()?;
         found.first().map(|symbol| symbol.address)
     })?;
-    let mut code = [0; LEN];
+    let mut code = [0; C_CALL_LEN];
     runtime.read_address(address, &mut code)?;
     Some(code)
 }
@@ -186,9 +186,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_in_code() {
+    fn offsets_are_found_in_the_code() {
         let in_code = |code: &[u8]| current_stack(&instructions(code));
-        // Of 5.3 and 5.4, and with another field; then without the store.
+        // Of 5.3 and 5.4; with another field; with a load instead of the store; with r13 instead of r14.
         let found = b"\x4d\x8b\x56\x28\x49\x89\x22\x4d\x8b\x5e\x40";
         assert_eq!(in_code(found), Some(0x28));
         assert_eq!(in_code(b"\x90\x4d\x8b\x56\x20\x49\x89\x22"), Some(0x20));

@@ -1,8 +1,8 @@
 //! The arguments of a USDT probe of another provider than OCaml's, from the string of its note:
 //! `-4@%edi 8@-16(%rbp) 4@$7`. Pure.
 //!
-//! Each is a size in bytes, with `-` before it if it is signed and `f` after it if it is a float, and an operand as the
-//! assembler writes it.
+//! Each argument is SIZE@OPERAND: the size in bytes, with `-` before it for a signed integer and `f` after it for a
+//! float, and the operand in the syntax of the assembler.
 
 use std::str;
 
@@ -19,11 +19,11 @@ pub(crate) struct UsdtArgument {
     pub(crate) format: ArgumentFormat,
 }
 
-/// How many arguments of a note expressions can ask for: their names, `arg0` to `arg9`, have one digit.
+/// How many arguments of a note expressions can name: `arg0` to `arg9`.
 const MAX_ASKED: usize = 10;
 
-/// Reads the arguments of a note, [`MAX_ASKED`] at most. Given the name of a symbol of the object, an offset from
-/// it and a size, `symbol` returns the address in the process of the data there, if the object maps that many bytes.
+/// Reads the arguments of a note, [`MAX_ASKED`] at most. `symbol` is given the name of a symbol of the object, an
+/// offset from it, and a size. It returns the address of that data in the process, if the object maps all of it.
 pub(crate) fn usdt_arguments(
     text: &[u8],
     symbol: impl Fn(&str, i64, u8) -> Option<LiveAddr>,
@@ -81,8 +81,8 @@ impl UsdtArgument {
         })
     }
 
-    /// Returns what expressions can ask of it. Some can be read only if the kernel may be asked which
-    /// memory can be.
+    /// Returns what expressions can ask of it. An argument that may be anywhere in memory is read only if the kernel
+    /// may be asked whether that memory is readable.
     pub(crate) fn parameter(self, may_ask_kernel: bool) -> Parameter {
         let is_anywhere =
             matches!(self.source, ArgumentSource::Memory(memory) if memory.is_anywhere());
@@ -132,7 +132,7 @@ fn memory(
     let displacement = if displacement.is_empty() {
         has_registers.then_some(0)?
     } else if let Some(number) = integer(displacement) {
-        // Without a base, it is relative to an instruction that is not known, or an address that need not be mapped.
+        // Without a base, a number is relative to an unknown instruction, or is an address that may not be mapped.
         base.and(i32::try_from(number).ok())?.into()
     } else if !has_registers {
         let end = displacement.find(['+', '-']).unwrap_or(displacement.len());
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn other_operands_are_unknown() {
+    fn unsupported_operands_are_unknown() {
         for text in [
             "3@%eax",
             "16@%xmm0",
@@ -342,9 +342,9 @@ mod tests {
             };
             assert_eq!(argument.source, ArgumentSource::Unknown, "{text}");
         }
-        let many = parse("8@%rax  4@$1 bad 8@%rbx 8@%rcx 8@%rdx 8@%rsi 1@%dil 4@$8 8@%r8 8@%r9");
-        assert_eq!(many.len(), MAX_ASKED);
-        assert_eq!(many[2].source, ArgumentSource::Unknown);
-        assert_eq!(many[8].source, ArgumentSource::Constant(8));
+        let eleven = parse("8@%rax  4@$1 bad 8@%rbx 8@%rcx 8@%rdx 8@%rsi 1@%dil 4@$8 8@%r8 8@%r9");
+        assert_eq!(eleven.len(), MAX_ASKED);
+        assert_eq!(eleven[2].source, ArgumentSource::Unknown);
+        assert_eq!(eleven[8].source, ArgumentSource::Constant(8));
     }
 }

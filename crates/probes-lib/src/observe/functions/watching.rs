@@ -40,7 +40,7 @@ pub(crate) struct Watching {
     sample: Option<NonZeroU64>,
 }
 
-/// What is recorded of the words that functions are passed.
+/// What is known of the arguments and results of functions, and which of them are recorded.
 pub(crate) struct KnownArguments {
     /// Whether trampolines may ask the kernel which memory can be read.
     may_ask_kernel: bool,
@@ -67,7 +67,7 @@ impl KnownArguments {
         watched: &[FunctionPlace<'_>],
         filtered: &[FunctionPlace<'_>],
     ) -> KnownArguments {
-        let mut words = KnownArguments {
+        let mut known = KnownArguments {
             may_ask_kernel: false,
             unknown_arguments: observation.unknown_arguments.min(MAX_ARGUMENTS),
             has_results: observation.watches_results,
@@ -78,18 +78,18 @@ impl KnownArguments {
         };
         let asks_of_functions = !watched.is_empty() || !filtered.is_empty();
         if !asks_of_functions && observation.usdt_ends().is_empty() {
-            return words;
+            return known;
         }
         if let Ok(process) = Process::open(pid) {
-            words.may_ask_kernel = OwnFilters::of(&process).allow_questions();
+            known.may_ask_kernel = OwnFilters::of(&process).allow_questions();
             if !asks_of_functions {
-                return words;
+                return known;
             }
-            words.ocaml_arguments = arities(&process, functions.objects());
-            words.signatures = signatures(watched);
-            words.signatures.extend(signatures(filtered));
+            known.ocaml_arguments = arities(&process, functions.objects());
+            known.signatures = signatures(watched);
+            known.signatures.extend(signatures(filtered));
         }
-        words
+        known
     }
 
     /// Returns whether results are recorded, too.
@@ -102,9 +102,9 @@ impl KnownArguments {
         self.has_exits
     }
 
-    /// Returns what expressions can ask of the calls of a function, and where its arguments are. Blocks are read only
-    /// if the words are certainly values; strings of C, and arguments that may be anywhere in memory, only if the
-    /// kernel may be asked.
+    /// Returns what expressions can ask of the calls of a function, and where its arguments are. Blocks of OCaml are
+    /// read only if an argument is certainly a value. Strings of C, and arguments that may be anywhere in memory, are
+    /// read only if the kernel may be asked whether the memory is readable.
     pub(crate) fn scope(
         &self,
         name: &str,
@@ -123,8 +123,8 @@ impl KnownArguments {
         }
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
         let (kinds, registers) = if is_ocaml {
-            let many = self.ocaml_arguments.get(&address);
-            let kinds = many.map(|many| vec![ParameterKind::Value; *many]);
+            let count = self.ocaml_arguments.get(&address);
+            let kinds = count.map(|count| vec![ParameterKind::Value; *count]);
             (kinds, &OCAML_ARGUMENTS)
         } else {
             let known = self.signatures.get(&address);
@@ -276,9 +276,9 @@ fn format_of(value: RegisterValue) -> ArgumentFormat {
     }
 }
 
-/// Returns what functions of C, C++ and Rust are passed in general registers, by their addresses, as far
-/// as the debugging information tells. A function that the compiler has derived from another (`f.isra.0`) may be passed
-/// other arguments than it says.
+/// Returns the arguments that functions of C, C++ and Rust have in general registers, by the addresses of the
+/// functions, as far as the debugging information tells. A function that the compiler has derived from another
+/// (`f.isra.0`) is left out: its arguments may differ from those that the debugging information describes.
 fn signatures(watched: &[FunctionPlace<'_>]) -> HashMap<LiveAddr, Signature> {
     let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
         std::ptr::eq(one.function.object, other.function.object)

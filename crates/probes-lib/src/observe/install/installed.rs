@@ -53,8 +53,9 @@ pub(crate) fn has_observer(process: &Process, arena: &Arena) -> bool {
         .is_some_and(|record| is_held(process, record))
 }
 
-/// Returns when the observation began that has switched runtime events on in a process, by CLOCK_MONOTONIC; 0 if none
-/// has. If the machine was suspended since then, the result is earlier by the length of the suspension.
+/// Returns when runtime events were switched on in a process: when the latest observation that has done so began, by
+/// CLOCK_MONOTONIC. 0 if none has. If the machine was suspended since then, the result is too early by the length of
+/// the suspension.
 pub(crate) fn events_switched_on(process: &Process, maps: &[Mapping]) -> u64 {
     let Ok(memory) = ProcessMemory::open(process, OFlag::O_RDONLY) else {
         return 0;
@@ -73,13 +74,12 @@ pub(crate) fn events_switched_on(process: &Process, maps: &[Mapping]) -> u64 {
     })
 }
 
-/// Returns whether the process has an observation that was left by a tool that has ended, and no
-/// live observer.
+/// Returns whether the process has an orphaned observation, and no live observer.
 ///
 /// # Errors
 ///
 /// If the process has exited.
-pub(crate) fn is_abandoned(process: &Process, memory: &ProcessMemory) -> Result<bool> {
+pub(crate) fn is_orphaned(process: &Process, memory: &ProcessMemory) -> Result<bool> {
     let arenas = find(memory, &read_maps(process)?);
     let is_observed = arenas.iter().any(|arena| has_observer(process, arena));
     Ok(!arenas.is_empty() && !is_observed)
@@ -149,8 +149,8 @@ pub(crate) fn refuse_replaced(
     Ok(())
 }
 
-/// Checks that no other tool has begun to remove an arena, by its data. One that was killed meanwhile may have restored
-/// only some of the points: hits are missed all the same.
+/// Checks, in the data of an arena, that no other tool has begun to remove it. This is an error even if that tool was
+/// killed: it may have restored some of the points, whose hits are missed.
 ///
 /// # Errors
 ///
@@ -192,8 +192,8 @@ pub(crate) struct FoundPoints {
 }
 
 impl FoundPoints {
-    /// Returns of how many sites, and of how many functions or other instructions, there are patches. A function counts
-    /// once, however many exits it has.
+    /// Returns how many sites are patched, and how many functions and other instructions. A function counts once,
+    /// however many exits it has.
     pub(crate) fn sites_and_functions(&self, arena: &Arena) -> (usize, usize) {
         let points = self.patched.iter().map(|place| place.point);
         let points: BTreeSet<usize> = points.collect();
@@ -201,7 +201,7 @@ impl FoundPoints {
         let points: Vec<&Point> = points.collect();
         let sites = points.iter().filter(|point| point.is_site()).count();
         let exits = points.iter().filter(|point| point.is_exit()).count();
-        // If only patches of exits are left, a function is patched all the same.
+        // If only exits are patched, at least one function is.
         let functions = points.len() - sites - exits;
         (sites, functions.max(usize::from(exits > 0)))
     }

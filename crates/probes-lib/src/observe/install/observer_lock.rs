@@ -3,9 +3,9 @@
 //!
 //! It is a lock on one byte (fcntl(2), "Open file description locks") of the `status` of the observed
 //! process in /proc: a random byte, which the header of each arena names. It is released when its
-//! holder drops it or dies, however it dies. (A child that a dead holder has forked keeps it
-//! until it exits or calls execve.) A pid would not do: it may be that of another process by now,
-//! it means nothing in another pid namespace, and /proc may hide its process.
+//! holder drops it or dies, however it dies. (A child that the holder has forked keeps it until the child exits or
+//! calls execve.) A pid in the header would not be enough: another process may have it by now, it means nothing in
+//! another pid namespace, and /proc may hide the process.
 //!
 //! ```text
 //! same mount of /proc        fcntl(2) says whether the byte is locked
@@ -28,13 +28,12 @@ use crate::process::tool::{new_id, own_command, own_namespace, since_boot};
 /// The file of a process that is locked: everybody may open it, also once its first thread has exited.
 const LOCKED: &str = "status";
 
-/// The mask of the random byte: offsets of files are signed.
+/// The mask of the offset of the random byte: offsets of files are signed.
 const MAX_OFFSET: u64 = i64::MAX as u64 >> 1;
 
-/// How often /proc/locks is read before a lock that it does not list is assumed released:
-/// the kernel writes the list a page at a time, and skips a lock if an earlier one is released
-/// meanwhile.
-const LISTINGS: usize = 5;
+/// How many times /proc/locks is read before a lock that it does not list is assumed to be released. The kernel writes
+/// the list a page at a time, and skips a lock if an earlier one is released meanwhile.
+const MAX_LISTINGS: usize = 5;
 
 /// Shows that an observation has a live observer, until this value is dropped.
 #[derive(Debug)]
@@ -107,7 +106,7 @@ pub(crate) fn is_held(process: &Process, record: &ObserverRecord) -> bool {
 /// Returns whether the lock that a record names is held for any process: each observer locks a different byte, and a
 /// forked process has a copy of the record of its parent. True if that cannot be found out.
 fn is_held_anywhere(record: &ObserverRecord) -> bool {
-    (0..LISTINGS).any(|_| {
+    (0..MAX_LISTINGS).any(|_| {
         let locks = fs::read_to_string("/proc/locks");
         locks.map_or(true, |locks| is_listed(&locks, locked_byte(record)))
     })
@@ -128,7 +127,7 @@ fn is_locked_here(process: &Process, record: &ObserverRecord) -> io::Result<(boo
 
 /// Returns whether /proc/locks lists a lock of this byte.
 fn is_listed(locks: &str, byte: u64) -> bool {
-    // "3: OFDLCK ADVISORY  READ -1 00:15:394043 START END"; -1 stands for any holder.
+    // "3: OFDLCK ADVISORY  READ -1 00:15:394043 START END"; -1: an open file description has it, not a process.
     let byte = byte.to_string();
     locks.lines().any(|line| {
         let mut fields = line.split_ascii_whitespace();
@@ -158,7 +157,7 @@ mod tests {
         let other = ObserverLock::take(&own).unwrap();
         let (record, of_other) = (lock.record(), other.record());
         assert_ne!(record.lock, of_other.lock);
-        // As found in another mount of /proc.
+        // The same lock, taken through another mount of /proc.
         let elsewhere = ObserverRecord {
             proc_device: u64::MAX,
             ..record.clone()

@@ -1,5 +1,5 @@
-//! Finds addresses for the arenas of an observation: unmapped, and near enough to the points to be called
-//! from there, or where their jumps lead if these are punned ([`patch_plan`](crate::patch_plan)).
+//! Finds addresses for the arenas of an observation. They are unmapped, and near enough for calls from the points; for
+//! points with punned jumps, they are where these jumps can lead ([`patch_plan`](crate::patch_plan)).
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use crate::process::tool::new_id;
 /// How far from its points an arena may begin or end: calls reach 2 GiB.
 const REACH: u64 = (1 << 31) - (1 << 20);
 
-/// Kept unmapped around an arena, so that the kernel does not merge it with an adjacent mapping.
+/// How many bytes stay unmapped on each side of an arena, so that the kernel does not merge it with another mapping.
 const GAP: u64 = 1 << 20;
 
-/// What is kept unmapped around an arena of one point whose window has no room with [`GAP`].
+/// The gap on each side of an arena of one point whose window has no room for [`GAP`].
 const NARROW_GAP: u64 = 16 * PAGE;
 
 /// How far the stack of the main thread may grow down.
@@ -29,14 +29,14 @@ const STACK_ROOM: u64 = 1 << 30;
 /// How far the heap may grow up (brk(2)); where it cannot, malloc(3) maps memory elsewhere.
 const HEAP_ROOM: u64 = 16 << 20;
 
-/// The distance between two addresses that are tried one after the other.
+/// The distance between two addresses that are tried one after the other; also the lowest address of an arena.
 const STEP: u64 = 16 << 20;
 
-/// A trampoline that can begin at this many addresses is placed near its point; any other needs an arena within the
-/// addresses that its jump can reach: its window.
+/// The window of a point is the range of addresses where its trampoline can begin. If it is at least this long, the
+/// trampoline is placed near the point; if it is shorter (narrow), the arena has to be placed within it.
 const WIDE: u64 = 1 << 30;
 
-/// How many arenas there are at most within windows. Each adds about 50 us to the stop time.
+/// The largest number of arenas within narrow windows. Each adds about 50 us to the stop time.
 const MAX_NARROW: usize = 128;
 
 /// Where the arenas of a plan are, or which of its points have no room.
@@ -47,10 +47,10 @@ pub(crate) enum Placed {
     NoRoom(Vec<usize>),
 }
 
-/// Returns the arenas of a plan, whose trampolines are `trampoline_len` bytes long, and sorts its points: one arena for
-/// each group of points that are near each other, in the order of their addresses; then one for each group of points
-/// whose jumps lead to the same few addresses. The first arena has the shared data, and each has the record of
-/// `observer`.
+/// Returns the arenas of a plan whose trampolines are `trampoline_len` bytes long, and sorts the points of the plan in
+/// the order of the arenas. First comes one arena for each group of points that are near each other, by address; then
+/// one for each group of points whose narrow windows overlap. The first arena has the shared data, and each has the
+/// record of `observer`.
 ///
 /// # Errors
 ///
@@ -63,14 +63,14 @@ pub(crate) fn place(
     observer: &ObserverRecord,
 ) -> Result<Placed> {
     let mut placing = Placing {
-        occupied: maps.iter().map(occupied).collect(),
+        occupied: maps.iter().map(with_room_to_grow).collect(),
         arenas: Vec::new(),
         trampoline_len,
         shared: plan.shared,
         is_filtered: plan.is_filtered(),
         is_sampled: plan.is_sampled(),
         observer,
-        arenas_in_windows: MAX_NARROW,
+        max_arenas_in_windows: MAX_NARROW,
     };
     let windows = narrow_windows(plan);
     let window = |planned: &PlannedPoint| windows.get(&planned.point.address);
@@ -101,7 +101,7 @@ pub(crate) fn place(
     Ok(Placed::Arenas(arenas))
 }
 
-/// Returns the windows of the points whose trampolines can begin at few addresses only, by the addresses of the points.
+/// Returns the windows of the points that have narrow ones ([`WIDE`]), by the addresses of the points.
 fn narrow_windows(plan: &ObservationPlan) -> HashMap<LiveAddr, Range<u64>> {
     let window = |planned: &PlannedPoint| {
         let (site, bias) = plan.patch_site(planned)?;
@@ -113,7 +113,7 @@ fn narrow_windows(plan: &ObservationPlan) -> HashMap<LiveAddr, Range<u64>> {
 }
 
 /// Returns the addresses of a mapping, and those into which it may grow.
-fn occupied(mapping: &Mapping) -> (u64, u64) {
+fn with_room_to_grow(mapping: &Mapping) -> (u64, u64) {
     let (start, end) = (mapping.start.0, mapping.end.0);
     match mapping.path() {
         b"[stack]" => (start.saturating_sub(STACK_ROOM), end),
@@ -123,15 +123,15 @@ fn occupied(mapping: &Mapping) -> (u64, u64) {
 }
 
 /// Returns the addresses that all of these windows have in common.
-fn shared_window<'w>(windows: impl Iterator<Item = &'w Range<u64>>) -> Range<u64> {
+fn common_window<'w>(windows: impl Iterator<Item = &'w Range<u64>>) -> Range<u64> {
     windows.fold(0..u64::MAX, |one, other| {
         one.start.max(other.start)..one.end.min(other.end)
     })
 }
 
-/// Arenas that are being placed.
+/// The arenas that are placed so far, and what the next ones need.
 struct Placing<'o> {
-    /// In no order.
+    /// The ranges where no arena may be, in no order: mappings, and the arenas so far.
     occupied: Vec<(u64, u64)>,
     arenas: Vec<Arena>,
     trampoline_len: u64,
@@ -140,7 +140,7 @@ struct Placing<'o> {
     is_sampled: bool,
     observer: &'o ObserverRecord,
     /// The most arenas within windows.
-    arenas_in_windows: usize,
+    max_arenas_in_windows: usize,
 }
 
 impl Placing<'_> {
@@ -203,8 +203,8 @@ impl Placing<'_> {
     ) -> Vec<usize> {
         let mut groups = Vec::new();
         while !points.is_empty() {
-            let many = self.most_within(points.iter().filter_map(&window));
-            let (group, others) = points.split_at(many);
+            let count = self.count_with_common_window(points.iter().filter_map(&window));
+            let (group, others) = points.split_at(count);
             groups.push(group);
             points = others;
         }
@@ -224,7 +224,7 @@ impl Placing<'_> {
         let arena = self.arena(planned);
         let of_one = (planned.len() == 1).then_some(NARROW_GAP);
         let mut gaps = [GAP].into_iter().chain(of_one);
-        let arena = gaps.find_map(|gap| self.moved_into(&arena, window, gap))?;
+        let arena = gaps.find_map(|gap| self.placed_into(&arena, window, gap))?;
         self.add(arena);
         Some(())
     }
@@ -239,11 +239,11 @@ impl Placing<'_> {
         // The largest group is taken first, from the end, so that the limited number of arenas hold as many points as
         // possible.
         groups.sort_by_key(|group| group.len());
-        let full = self.arenas.len() + self.arenas_in_windows;
+        let limit = self.arenas.len() + self.max_arenas_in_windows;
         while let Some(group) = groups.pop() {
-            let shared = shared_window(group.iter().filter_map(&window));
-            let is_full = self.arenas.len() >= full;
-            if !is_full && self.place_within(group, &shared).is_some() {
+            let common = common_window(group.iter().filter_map(&window));
+            let is_full = self.arenas.len() >= limit;
+            if !is_full && self.place_within(group, &common).is_some() {
                 continue;
             }
             match group {
@@ -255,7 +255,7 @@ impl Placing<'_> {
     }
 
     /// Returns the arena at the lowest free address at which its trampolines begin in `window`.
-    fn moved_into(&self, arena: &Arena, window: &Range<u64>, gap: u64) -> Option<Arena> {
+    fn placed_into(&self, arena: &Arena, window: &Range<u64>, gap: u64) -> Option<Arena> {
         let mut arena = arena.clone();
         let last = arena.trampoline(arena.points.len() - 1).0;
         // Where the arena would have to begin for its first trampoline to begin where the window does.
@@ -277,7 +277,7 @@ impl Placing<'_> {
                 .iter()
                 .filter(|&&(begin, end)| end > from && begin < to);
             match overlapping.map(|&(_, end)| end).max() {
-                Some(occupied) => start = (occupied + gap).next_multiple_of(PAGE),
+                Some(end) => start = (end + gap).next_multiple_of(PAGE),
                 None => break,
             }
         }
@@ -285,13 +285,13 @@ impl Placing<'_> {
         Some(arena)
     }
 
-    /// Returns how many of the first windows have enough addresses in common for the trampolines of all of them; at
-    /// least one.
-    fn most_within<'w>(&self, windows: impl Iterator<Item = &'w Range<u64>>) -> usize {
-        let mut shared = 0..u64::MAX;
+    /// Returns how many windows, counted from the first, have enough addresses in common for one trampoline of each;
+    /// at least one.
+    fn count_with_common_window<'w>(&self, windows: impl Iterator<Item = &'w Range<u64>>) -> usize {
+        let mut common = 0..u64::MAX;
         let fit = |(count, window): &(u64, &Range<u64>)| {
-            shared = shared.start.max(window.start)..shared.end.min(window.end);
-            let len = shared.end.saturating_sub(shared.start);
+            common = common.start.max(window.start)..common.end.min(window.end);
+            let len = common.end.saturating_sub(common.start);
             // An arena begins at a page.
             *count == 1 || len >= count * self.trampoline_len + PAGE
         };
@@ -313,8 +313,8 @@ fn address_for(arena: &Arena, occupied: &[(u64, u64)]) -> Option<LiveAddr> {
             .iter()
             .all(|&(begin, end)| end <= from || begin >= to)
     };
-    // Addresses below the points are tried first, and above them the farthest, because the heap grows upwards from the
-    // executable.
+    // Addresses below the points are tried first, the nearest first; then those above, the farthest first, because the
+    // heap grows upwards from the executable.
     let below = (1..REACH / STEP).map(|step| first.wrapping_sub(step * STEP + len));
     let above = (1..REACH / STEP)
         .rev()
@@ -486,8 +486,8 @@ mod tests {
         assert!(one.end + MIB <= other.start || other.end + MIB <= one.start);
     }
 
-    /// sub $8,%rsp; loop: cmp $1,%rax; jne loop; add $8,%rsp; ret. The last byte of a jump at its entry is that of the
-    /// `cmp`: the trampoline has to be in 16 MiB, about 1152 MiB above.
+    /// sub $8,%rsp; loop: cmp $1,%rax; jne loop; add $8,%rsp; ret. The last byte of a jump at its entry is the first
+    /// one of `cmp`, so the trampoline has to begin in a window of 16 MiB, about 1152 MiB above.
     const PUNNED: &[u8] = b"\x48\x83\xec\x08\x48\x83\xf8\x01\x75\xfa\x48\x83\xc4\x08\xc3";
     /// The length of those 16 MiB.
     const WINDOW: u64 = 16 * MIB;
@@ -553,7 +553,7 @@ mod tests {
             is_filtered: false,
             is_sampled: false,
             observer,
-            arenas_in_windows: MAX_NARROW,
+            max_arenas_in_windows: MAX_NARROW,
         }
     }
 
@@ -570,7 +570,7 @@ mod tests {
         let at = |index: u64| HIGH + 0x100 * index;
         let mut plan = plan_of_functions(&[(at(0), PUNNED), (at(1), PLAIN), (at(2), PUNNED)]);
         let arenas = reached_arenas(&mut plan, LINE, &only(HIGH..HIGH + MIB));
-        // First those that are near any points, then the others.
+        // First the arena near its points, then the one within a window.
         let points = |arena: &Arena| arena.points.iter().map(|it| it.address.0).collect();
         let points: Vec<Vec<u64>> = arenas.iter().map(points).collect();
         assert_eq!(points, [vec![at(1)], vec![at(0), at(2)]]);
@@ -594,7 +594,7 @@ mod tests {
         let after = page + LEN + MIB + PAGE;
         assert_eq!(begin(&only(after..after + PAGE)), free);
         assert_eq!(begin(&only(page - 2 * MIB..page - MIB)), free);
-        // What overlaps is skipped, and one MiB more; what overlaps there, too.
+        // An arena that would overlap a mapping begins one MiB after it; if it then overlaps the next one, after that.
         let first = begin(&only(page..page + PAGE));
         assert!((MIB..MIB + 3 * PAGE).contains(&first), "{first:x}");
         let next = page + 2 * MIB..page + 3 * MIB;
@@ -667,7 +667,7 @@ mod tests {
         let half = 2 * MIB - PAGE / 2;
         assert_eq!(sizes(&at[..2], half, &[]), [2]);
         assert_eq!(sizes(&at[..2], half + LINE, &[]), [1, 1]);
-        // Two trampolines do not fit together into what is free of the window, one below and one above.
+        // The window has a free part at each end, and neither has room for both trampolines: each gets one.
         let start = window_of(HIGH);
         let occupied = start + 5 * MIB / 2..start + 14 * MIB;
         assert_eq!(sizes(&[0, 0x100], MIB, &[]), [2]);
@@ -678,7 +678,7 @@ mod tests {
     fn arenas_in_windows_are_few_and_hold_many() {
         let observer = ObserverRecord::default();
         let mut placing = placing(LINE, &observer);
-        // No two have a window in common, but for the last.
+        // No windows overlap, except those of the last two functions.
         let at = |index: u64| HIGH + 32 * MIB * index;
         let mut functions: Vec<(u64, &[u8])> = (0..4).map(|it| (at(it), PUNNED)).collect();
         functions.push((at(3) + 0x100, PUNNED));
@@ -689,7 +689,7 @@ mod tests {
             .collect();
         let window = |planned: &PlannedPoint| windows.get(planned.function()?);
         let groups = [0..1, 1..2, 2..3, 3..5].map(|range| &plan.points[range]);
-        placing.arenas_in_windows = 3;
+        placing.max_arenas_in_windows = 3;
         let no_room = placing.place_groups(groups.to_vec(), window);
         assert_eq!(no_room, [0]);
         let sizes: Vec<usize> = placing.arenas.iter().map(|it| it.points.len()).collect();

@@ -24,12 +24,12 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 /// The next look comes no sooner than after this many times the duration of the last one: a process may have thousands
 /// of threads.
-const REST: u32 = 20;
+const REST_FACTOR: u32 = 20;
 
-/// The longest time that one renewal of page tables may take. No table is renewed for [`RENEWAL_REST`] times as long
-/// after it, so that rings can be read.
+/// No further page table is renewed once a renewal has taken this long. The next renewal begins at the earliest after
+/// [`RENEWAL_REST_FACTOR`] times the duration of the last one, counted from its beginning, so that rings can be read.
 const RENEWAL_TIME: Duration = Duration::from_millis(2);
-const RENEWAL_REST: u32 = 4;
+const RENEWAL_REST_FACTOR: u32 = 4;
 
 /// A child that has not called execve(2) for this time, or that is seen twice, is assumed to execute no other
 /// program.
@@ -38,9 +38,10 @@ const EXECUTES_WITHIN: Duration = Duration::from_millis(50);
 /// How many pids are kept: a server may fork a child for each request.
 const MAX_KEPT: usize = 64;
 
-/// Processes that an observed process, or one of them, has forked while it was observed, and that executed no other
-/// program at once. They have copies of the trampolines, and what they record is in copies of the data, which are not
-/// read. Their hits, times and events are missing, unless [`ForkedChildren::are_recorded`].
+/// Processes that an observed process, or one of its forked children, has forked while it was observed, and that did
+/// not call execve(2) soon afterwards. They have copies of the trampolines and of the data. What they record is in
+/// these copies, which are not read: their hits, times and events are missing, unless
+/// [`ForkedChildren::are_recorded`].
 ///
 /// Children are looked for whenever something is read, but at most five times a second. Those that exit between two
 /// looks are not noticed, nor are processes whose parent has exited before the first look at them. Children that share
@@ -64,8 +65,8 @@ impl ForkedChildren {
         &self.pids
     }
 
-    /// Returns whether their hits are recorded with those of their parent, as they are if the program was launched to
-    /// be observed: then only what is timed is unreliable or missing.
+    /// Returns whether their hits are recorded with those of their parent. That is so if the program was launched to
+    /// be observed; then only times are unreliable or missing.
     pub fn are_recorded(&self) -> bool {
         self.are_recorded
     }
@@ -94,9 +95,9 @@ pub(crate) struct ForkCheck {
 struct FoundChild {
     /// Whether it is assumed to execute no other program.
     is_settled: bool,
-    /// When it has run for [`EXECUTES_WITHIN`].
+    /// The time when it will have run for [`EXECUTES_WITHIN`].
     settled_at: Instant,
-    /// Its table of pages, if it needs one, and its memory is certainly its own.
+    /// Its page table, if it needs one and certainly shares no memory with another process.
     pages: Option<PageTable>,
     /// When that table was last renewed, or tried to be.
     renewed: Option<Instant>,
@@ -114,7 +115,7 @@ impl ForkCheck {
         let now = Instant::now();
         let is_incomplete = !are_recorded || is_timed;
         let pages = pages.filter(|_| are_recorded);
-        let matter = is_incomplete || pages.is_some();
+        let are_sought = is_incomplete || pages.is_some();
         ForkCheck {
             found: ForkedChildren {
                 pids: Vec::new(),
@@ -124,7 +125,7 @@ impl ForkCheck {
             pages,
             known: HashMap::new(),
             begun,
-            next: matter.then_some(now),
+            next: are_sought.then_some(now),
             next_renewal: now,
         }
     }
@@ -139,8 +140,8 @@ impl ForkCheck {
         }
     }
 
-    /// Looks for children, if they matter. Errors are ignored: if the process still runs, the next reading of its data
-    /// reports them.
+    /// Looks for children, if this check does so at all ([`ForkCheck::new`]). Errors are ignored: the next reading of
+    /// the data reports them, if the process still runs.
     pub(crate) fn look(&mut self, observed: &Process, arenas: &[Arena]) {
         let (Some(_), Some(arena)) = (self.next, arenas.first()) else {
             return;
@@ -173,24 +174,25 @@ impl ForkCheck {
                     known.unwrap_or_else(|| self.new_child(pid, age, [observed.pid(), parent]));
                 self.keep((pid, start), found, is_settled);
             }
-            // The children that were not found again, because their parent has exited.
+            // Then the children of the last look that were not found again: their parent may have exited.
             let Some((pid, start)) = before.keys().next().copied() else {
                 break;
             };
             let found = before.remove(&(pid, start));
             let child = Process::open(pid).ok();
             let child = child.filter(|child| has_copy(child, observed, arena, false));
-            let still = child.as_ref().and_then(|it| start_if_only_forked(it, now));
-            let is_same = still.is_some_and(|(now, _)| now == start);
+            let running = child.as_ref().and_then(|it| start_if_only_forked(it, now));
+            let is_same = running.is_some_and(|(started, _)| started == start);
             if let (Some(child), Some(found), true) = (child, found, is_same) {
                 pids.extend(children_of(&child));
                 self.keep((pid, start), found, true);
             }
         }
-        self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST));
+        self.next = Some(looked + INTERVAL.max(looked.elapsed() * REST_FACTOR));
     }
 
-    /// Returns a child that is found for the first time and has run for `age`. It may share the memory of `others`.
+    /// Returns a child that is found for the first time and has run for `age`. It gets a page table only if it shares
+    /// no memory with `others`.
     fn new_child(&self, pid: i32, age: Duration, others: [i32; 2]) -> FoundChild {
         let is_own = |other: &i32| matches!(kcmp::shares_memory(*other, pid), Ok(false));
         let pages = self.pages.as_ref();
@@ -203,7 +205,7 @@ impl ForkCheck {
         }
     }
 
-    /// Keeps a child; whether it `is_settled` is known now.
+    /// Keeps a child for the next look, and its pid for [`ForkedChildren`] once it `is_settled`.
     fn keep(&mut self, child: PidAndStart, mut found: FoundChild, is_settled: bool) {
         if is_settled && !found.is_settled && self.is_incomplete && self.found.pids.len() < MAX_KEPT
         {
@@ -240,7 +242,7 @@ impl ForkCheck {
                 found.renew_pages(&child, arena);
             }
         }
-        self.next_renewal = begun + begun.elapsed() * RENEWAL_REST;
+        self.next_renewal = begun + begun.elapsed() * RENEWAL_REST_FACTOR;
     }
 
     pub(crate) fn found(&self) -> ForkedChildren {
@@ -260,7 +262,7 @@ impl ForkCheck {
 
 impl FoundChild {
     /// Renews the page table of a child that records with its parent and has memory of its own. If that cannot be done
-    /// now, the table is_settled as it is, and valid for the rest of its second.
+    /// now, the table stays as it is, and stays valid until a second after its last renewal.
     fn renew_pages(&mut self, child: &Process, arena: &Arena) {
         let Some(pages) = &mut self.pages else {
             return;
@@ -288,8 +290,9 @@ impl FoundChild {
     }
 }
 
-/// Returns the pids of the descendants of a process that have called no execve(2) since they were forked, have memory
-/// of their own, and are at least [`EXECUTES_WITHIN`] old: younger ones may be about to execute a program.
+/// Returns the pids of the descendants of a process that have called no execve(2) since they were forked, have the
+/// same executable and memory of their own, and are at least [`EXECUTES_WITHIN`] old: younger ones may be about to
+/// execute a program. Children of a descendant that is left out are left out, too.
 pub(crate) fn forked_descendants(process: &Process) -> Vec<i32> {
     let now = since_boot();
     let program = process.identity_of("exe").ok();

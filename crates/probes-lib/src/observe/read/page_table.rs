@@ -16,13 +16,14 @@ type SharedWrites = Vec<(u64, Vec<u8>)>;
 #[derive(Debug)]
 pub(crate) struct PageTable {
     layout: SharedLayout,
-    /// What is written in the process; `None` in a process that was forked, whose table is empty.
+    /// What the table in the process has; `None` until the first renewal in a forked child, whose table begins empty.
     pages: Option<ReadablePages>,
     /// For how long it is valid, in ticks.
     ticks: u64,
     /// Whether trampolines ask the kernel which memory can be read.
     asks_kernel: bool,
-    /// Finds seccomp filters that threads have installed: one may kill the process for that system call.
+    /// Finds the seccomp filters that threads have installed: a filter may kill the process if a trampoline asks the
+    /// kernel.
     filters: FilterWatch,
 }
 
@@ -72,8 +73,8 @@ impl PageTable {
         Ok(())
     }
 
-    /// Returns the pages of these mappings, if the process does not have them yet, and what to write. `since` is when
-    /// the mappings were read, in ticks; `may_ask` is whether trampolines may ask the kernel.
+    /// Returns the pages of these mappings, if the process does not have them yet, and what to write. `since` is a
+    /// time before the mappings were read, in ticks; `may_ask` is whether trampolines may ask the kernel.
     fn writes(
         &self,
         maps: &[Mapping],
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_that_failed_are_made_again() {
+    fn failed_writes_are_repeated() {
         // Its mappings stay as they are, unlike those of this process, where other tests run.
         let mut program = Talker::start(&fixture("job.pie"));
         program.ask("counters", "sem");
@@ -159,16 +160,16 @@ mod tests {
         let layout = SharedLayout::default();
         let mut table = PageTable::of(layout, ReadablePages::default(), 700, false).of_forked();
         let mut renew = |fails: bool| {
-            let mut many = 0;
+            let mut count = 0;
             let renewed = table.renew(&process, |writes| {
-                many = writes.len();
+                count = writes.len();
                 if fails {
                     return Err(Error::of_process(1, ProcessError::Exited));
                 }
                 Ok(())
             });
             assert_eq!(renewed.is_err(), fails);
-            many
+            count
         };
         assert!(renew(true) > 3 && renew(false) > 3);
         // Now only the validity is written.

@@ -35,7 +35,7 @@ fn jump_tables_yield_branch_targets() {
 }
 
 #[test]
-fn cases_that_are_moved_away_end_no_table() {
+fn table_continues_after_cases_outside_the_function() {
     // The switch; neg %esi, to which the first entry leads; mov %esi,%eax; ret. The second leads after the function.
     let function = [SWITCH, b"\xf7\xde\x89\xf0\xc3"].concat();
     let range = CodeRange {
@@ -50,13 +50,13 @@ fn cases_that_are_moved_away_end_no_table() {
     for site in planner.instruction(range, FileAddr(AT + 0x10)).unwrap() {
         assert_eq!(site.displaced(), b"\xf7\xde", "{site:?}");
     }
-    // There may be an exit.
+    // The second entry leads behind the function: this may be an exit.
     let refusal = planner.function(range).exits.unwrap_err();
     assert_eq!(refusal, Refusal::UnknownTargets { offset: 0xe });
 }
 
 #[test]
-fn constants_end_no_table() {
+fn constants_do_not_end_a_table() {
     // mov $0x402008,%edi, the address of the table's third entry; the switch, whose cases are three nops and a ret.
     let constant = (AT as u32 + 0x1008).to_le_bytes();
     let mut code = [b"\xbf", &constant[..], SWITCH, b"\x90\x90\x90\xc3\x90\x90"].concat();
@@ -93,12 +93,12 @@ fn tables_end_where_the_next_begins() {
         PatchPlanner::new(bytes, &[range(0), range(0x14)], &[], [])
     };
     // Counted from the start of the first table, the entries of the second lead to 8 bytes below its cases.
-    let reads_on = |planner: &PatchPlanner| planner.swept.targets.contains(AT + 0x24 - 8);
-    assert!(!reads_on(&planner(&code)));
+    let is_read_too_far = |planner: &PatchPlanner| planner.swept.targets.contains(AT + 0x24 - 8);
+    assert!(!is_read_too_far(&planner(&code)));
     // A `lea` whose address no jump uses ends no table.
     let mut unused = code.clone();
     unused[0x1b..0x24].fill(0x90);
-    assert!(reads_on(&planner(&unused)));
+    assert!(is_read_too_far(&planner(&unused)));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn parts_reached_through_tables_have_exits() {
         })
     };
     assert_eq!(exits(&planner(&ranges[..1], &[])), Ok(vec![0x10, 0x18]));
-    // Another function jumps to the part: it is that one's, and the table has been read too far.
+    // Another function jumps to the part, so the part is that function's: the table was read too far.
     let jump = b"\x90\x90\x90\xe9\xf0\xff\xff\xff";
     let other = [jump, &[0x90; 16][..]].concat();
     let both = [ranges[0], ranges[2]];
@@ -147,7 +147,7 @@ fn parts_reached_through_tables_have_exits() {
 }
 
 #[test]
-fn distant_jumps_of_parts_are_unclear() {
+fn pointer_jumps_in_parts_may_lead_anywhere() {
     // test %rdi,%rdi; je to the part; two nops; ret; the part: test %rsi,%rsi; jne to the ret; jmp *%rax
     let function = b"\x48\x85\xff\x74\x03\x90\x90\xc3";
     let part = b"\x48\x85\xf6\x75\xfa\xff\xe0";
@@ -180,10 +180,10 @@ fn jumps_of_interpreters_may_stay_inside() {
         planner.swept.targets.of_jump(AT + 3)
     };
     assert_eq!(jump(6), targets::JumpTargets::AnyTarget);
-    // An address of its start is no label, and one after its end belongs to another function.
+    // The address of the function's start is no label, and that of its end is in another function.
     assert_eq!(jump(0), targets::JumpTargets::Outside);
     assert_eq!(jump(8), targets::JumpTargets::Outside);
-    // Nor are the cases of a switch through a table of addresses labels for others: jmp *TABLE(,%rax,8)
+    // The cases of a switch through a table of addresses are no labels for other jumps. Here: jmp *TABLE(,%rax,8)
     let table = (AT as u32 + 0x1000).to_le_bytes();
     let switch = [&code[..5], b"\xff\x24\xc5", &table, b"\x90\x90\xc3"].concat();
     let range = CodeRange {
@@ -201,7 +201,8 @@ fn jumps_of_interpreters_may_stay_inside() {
         leads,
         [targets::JumpTargets::Outside, targets::JumpTargets::Inside]
     );
-    // No pointer leads to the cases of a switch through offsets: a jump through a pointer beside it is an exit.
+    // No pointer leads to the cases of a switch through offsets: another jump in the function, through a pointer, is
+    // an exit.
     let both = [SWITCH, b"\x90\x90\xc3\x48\x8b\x0a\xff\xe1"].concat();
     let table = offsets(&[0x10, 0x11, 0x12, -0x5000]);
     let mut bytes = Code::default();
@@ -218,8 +219,9 @@ fn jumps_of_interpreters_may_stay_inside() {
 }
 
 #[test]
-fn distant_jumps_are_unclear_among_labels() {
-    // call *%rdi; nop; jmp *%rax, with the address of one of these in data.
+fn pointer_jumps_may_lead_to_any_label() {
+    // call *%rdi; nop; jmp *%rax. Data has the address of the start, of the nop (where the call returns), or of the
+    // jump: only the last is a label.
     let function = b"\xff\xd7\x90\xff\xe0";
     let targets = |label: u64| {
         let (planner, _) = with_data(function, &(AT + label).to_le_bytes(), true);
@@ -234,7 +236,7 @@ fn distant_jumps_are_unclear_among_labels() {
 fn labels_of_long_functions_are_found() {
     use targets::JumpTargets::{AnyTarget, Outside};
     const LEN: u64 = 1 << 19;
-    // The same, with nops after it.
+    // The code of the test above, with nops after it.
     let mut function = b"\xff\xd7\x90\xff\xe0".to_vec();
     function.resize(LEN as usize, 0x90);
     let range = CodeRange {
@@ -254,7 +256,8 @@ fn labels_of_long_functions_are_found() {
 fn searches_for_labels_are_limited() {
     use targets::JumpTargets::{AnyTarget, Untracked};
     const JUMPS: u64 = 20_000;
-    // The same, many times. Each jump is one more search of the function, which finds the label at its second byte.
+    // The code of the tests above, many times. For each jump the function is searched once more, and a label is found
+    // at its second byte.
     let function = b"\xff\xd7\x90\xff\xe0".repeat(JUMPS as usize);
     let range = CodeRange {
         start: FileAddr(AT),
@@ -343,7 +346,7 @@ fn all_references_at_fixed_addresses_are_seen() {
 }
 
 #[test]
-fn functions_inside_instructions_cut_none() {
+fn functions_inside_instructions_do_not_split_them() {
     // mov $0xeb9090,%eax, at whose last byte another function begins; jmp to itself; two nops; ret
     let code = b"\xb8\x90\x90\xeb\x00\xeb\xfe\x90\x90\xc3";
     let range = |start, len| CodeRange {

@@ -64,8 +64,8 @@ pub(crate) struct SeccompFilter(pub(crate) Vec<libc::sock_filter>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Invalid;
 
-/// Returns what filters, in the order in which they were set, do instead of a system call; `None` if they
-/// allow it, whether it is logged or not.
+/// Returns what happens instead of a system call under these filters, which are in the order in which they were set.
+/// `None` if they allow the call, whether it is logged or not.
 ///
 /// # Errors
 ///
@@ -75,7 +75,8 @@ pub(crate) fn refusal(
     call: &SeccompData,
 ) -> Result<Option<SeccompAction>, Invalid> {
     let mut result = libc::SECCOMP_RET_ALLOW;
-    // The kernel runs the last one first; of equal actions, the data of the first that was run count.
+    // The kernel runs the filter that was set last first. If several return the same action, the data of the filter
+    // that was run first count.
     for filter in filters.iter().rev() {
         let returned = filter.run(call).ok_or(Invalid)?;
         // linux/seccomp.h: actions are compared as signed numbers, the least is the most restrictive.

@@ -44,7 +44,7 @@ fn child_that_was_not_reported_precedes_the_execve() {
                 None
             }
         });
-        // The set sees neither that, nor the start of the child: as if an execve had ended the thread that forked.
+        // Both stops are consumed before the set sees them, as if an execve had ended the thread that forked.
         eventually("the child has stopped", || {
             (ptrace::peek_state(child) == TraceeState::EventStopped).then_some(())
         });
@@ -66,7 +66,7 @@ fn child_that_was_not_reported_precedes_the_execve() {
 }
 
 #[test]
-fn new_threads_are_known_without_open_files() {
+fn process_of_a_new_thread_needs_no_files() {
     let talker = Talker::start(&fixture("idle_threads.pie"));
     let other = Talker::start(&fixture("idle_threads.pie"));
     let (pid, other) = (talker.pid(), other.pid());
@@ -122,7 +122,7 @@ fn new_process_waits_until_its_event_is_handled() {
             let TraceEvent::Forked { pid: child, .. } = forked else {
                 panic!("{forked:?}");
             };
-            // It would exit soon. Its parent's stop may be handled before its own.
+            // If it ran, it would exit soon. The stop of its parent may be handled before its own stop.
             eventually("the child has stopped", || {
                 let is_stopped = ptrace::peek_state(child) == TraceeState::EventStopped;
                 assert!(is_stopped || matches!(state(child), Some('R' | 'S' | 'D' | 't')));
@@ -131,7 +131,7 @@ fn new_process_waits_until_its_event_is_handled() {
             let exited = TraceEvent::Exited { pid: child };
             let mut event = next_event(&mut tracees);
             if event == forked {
-                // The stop of its parent says so, too.
+                // The stop of its parent reports the fork once more.
                 event = next_event(&mut tracees);
             }
             assert_eq!(event, exited);
@@ -151,7 +151,8 @@ fn process_exits_though_reaped_threads_are_listed() {
         let mut tracees = TraceeSet::new(tracer);
         let stopped = tracees.stop_and_keep(&process, LIMIT)?;
         tracees.resume(&process, stopped);
-        // As after stops, when the first thread has ended, and another one was reaped.
+        // As after a stop of a process whose first thread had exited: the set has only a thread that was reaped
+        // meanwhile.
         tracees.threads = HashMap::from([(i32::MAX, pid)]);
         kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
         assert_eq!(next_event(&mut tracees), TraceEvent::Exited { pid });

@@ -1,4 +1,4 @@
-//! The phases and counters of the collector, a track for each domain.
+//! The phases and counters of the collector: a track for the phases of each domain, and one for each of its counters.
 
 use std::iter;
 use std::mem::take;
@@ -12,7 +12,7 @@ use crate::output::{Annotation, TrackEventKind, TrackId, TrackOf};
 /// More phases than any runtime nests.
 const MAX_PHASES: usize = 64;
 
-/// How a phase has ended, if not as it should.
+/// How a slice is said to end if the event that ends its phase was lost.
 pub(super) const LOST: &str = "its end was lost";
 
 /// The tracks of a domain.
@@ -38,13 +38,13 @@ struct OpenPhase {
 }
 
 impl Timeline {
-    /// Adds what the runtime of OCaml 5 has written of the collector.
+    /// Adds an entry of a ring: an event of the runtime, or how many words of a domain were lost.
     pub(in super::super) fn add_runtime_event(&mut self, entry: &RingEntry<'_>) {
         match *entry {
             RingEntry::Lost { domain, words } => {
                 self.counts.lost_words = self.counts.lost_words.saturating_add(words);
                 self.lost_words.add(domain, words);
-                let track = self.domain(domain);
+                let track = self.domain_track(domain);
                 match self.writer.latest(track) {
                     Some(time) => self.lost_words(domain, time, words),
                     // The time of the loss is known only once there is an event.
@@ -57,7 +57,7 @@ impl Timeline {
             }
             RingEntry::Event { domain, time, kind } => {
                 self.latest = self.latest.max(time);
-                self.domain(domain);
+                self.domain_track(domain);
                 self.lost_first_words(domain, time);
                 self.runtime_event(domain, time, kind);
             }
@@ -74,14 +74,14 @@ impl Timeline {
     }
 
     fn lost_words(&mut self, domain: u32, time: u64, words: u64) {
-        let track = self.domain(domain);
+        let track = self.domain_track(domain);
         self.end_phases(domain, 0, time, LOST);
         let words = vec![Annotation::int("words", words)];
         self.instant(track, time, "runtime events were lost", words);
     }
 
     fn runtime_event(&mut self, domain: u32, time: u64, kind: RuntimeEventKind<'_>) {
-        let track = self.domain(domain);
+        let track = self.domain_track(domain);
         self.end_cut_phases(domain, time);
         match kind {
             RuntimeEventKind::Begin(phase) => {
@@ -100,7 +100,7 @@ impl Timeline {
             RuntimeEventKind::End(phase) => {
                 let open = self.domains.get(&domain).map(|it| &it.open);
                 let begun = open.and_then(|open| open.iter().rposition(|it| it.name == phase));
-                // A phase that began before the recording has no begin.
+                // The event that begins a phase is missing if the phase began before the recording.
                 if let Some(depth) = begun {
                     self.end_phases(domain, depth + 1, time, LOST);
                     if let Some(domain) = self.domains.get_mut(&domain) {
@@ -111,7 +111,7 @@ impl Timeline {
                 }
             }
             RuntimeEventKind::Counter(counter, value) => {
-                let track = self.counter(domain, counter);
+                let track = self.counter_track(domain, counter);
                 self.counts.values += 1;
                 let value = i64::try_from(value).unwrap_or(i64::MAX);
                 self.writer
@@ -151,7 +151,7 @@ impl Timeline {
         self.writer.end_slices(track, ended, time, how);
     }
 
-    /// Takes the phases that are open at the end, `time`: the track of each.
+    /// Takes the phases that are still open when the recording ends, at `time`; returns the track of each.
     pub(super) fn take_phases(&mut self, time: u64) -> Vec<TrackId> {
         let domains: Vec<u32> = self.domains.keys().copied().collect();
         for domain in domains {
@@ -163,7 +163,8 @@ impl Timeline {
         open.collect()
     }
 
-    fn domain(&mut self, number: u32) -> TrackId {
+    /// Returns the track of the phases of a domain, which is added if it is new.
+    fn domain_track(&mut self, number: u32) -> TrackId {
         if let Some(known) = self.domains.get(&number) {
             return known.track;
         }
@@ -179,7 +180,8 @@ impl Timeline {
         track
     }
 
-    fn counter(&mut self, number: u32, counter: &'static str) -> TrackId {
+    /// Returns the track of a counter of a domain, which is added if it is new.
+    fn counter_track(&mut self, number: u32, counter: &'static str) -> TrackId {
         let known = self.domains.get(&number);
         if let Some(known) = known.and_then(|it| it.counters.get(counter)) {
             return *known;

@@ -1,9 +1,10 @@
 //! The header of an arena, and the table of its points, as bytes: written by an observer, read by the next one.
 //!
 //! ```text
-//! entry   +0 address   +8 displaced operand, of a site; or bytes overwritten   +13 how many, 0 of a site
-//!         +14 1 if it leads to an island   +15 displacement to it   +16 bytes overwritten there
-//!         +21 1 if it is an exit of a function
+//! entry   +0 address   +8 of a site: displaced operand; of another point: the bytes overwritten
+//!         +13 number of bytes overwritten, 0 for a site   +14 1 if the patch leads to an island
+//!         +15 displacement to the island   +16 bytes overwritten by the island
+//!         +21 1 for an exit of a function, 2 for the site of a USDT probe
 //! ```
 
 use std::ops::RangeInclusive;
@@ -40,7 +41,7 @@ pub(crate) const HEADER_LEN: usize = BASE_LEN + OBSERVER_RECORD_LEN;
 /// The length of the fields.
 const BASE_LEN: usize = 80;
 /// The length of the whole header in the versions without that record.
-const BASE_LEN_WITHOUT_RECORD: usize = 128;
+const HEADER_LEN_WITHOUT_RECORD: usize = 128;
 pub(super) const ENTRY_LEN: usize = 24;
 
 /// Where the fields of the header begin.
@@ -54,9 +55,10 @@ const PAIRS_AT: usize = 28;
 /// How many bits the number of pairs has; the number of the layout of the histograms follows it.
 const PAIRS_BITS: u32 = 7;
 const _: () = assert!(MAX_PAIRS < 1 << PAIRS_BITS && PAIRS_BITS + ValuesLayout::NUMBER_BITS <= 32);
-/// The addresses of the counters and of the shared data, which the trampolines read.
+/// The address of the counters, which the trampolines read here.
 const DATA_AT: usize = 32;
 const DATA_LEN_AT: usize = 40;
+/// The address of the shared data, which the trampolines read here.
 const SHARED_AT: usize = 48;
 /// The length of records, without stacks; from bit [`KEPT_LEN_BIT`] on, that of what is kept of the starts of pairs.
 const RECORD_LEN_AT: usize = 56;
@@ -67,12 +69,12 @@ const CALLS_AT: usize = 60;
 pub(super) const ID_AT: usize = 64;
 /// 1 once all points are restored.
 pub(super) const RESTORED_AT: usize = 72;
-/// How many semaphores are raised.
+/// How many words of the program are changed: semaphores and flags ([`SemaphoreRecord`]).
 const SEMAPHORES_AT: usize = 76;
 /// 1 if hits are filtered, so that each point has a second counter; from bit [`KEYS_BIT`] on, the number of the layout
 /// of the hits by key.
 const FILTERED_AT: usize = 73;
-/// 1 if filters read memory; and the bits below, from [`PAIRS_BY_KEY_BIT`] on.
+/// A byte of flags. Bit 0: filters read memory; the others are the constants below, from [`PAIRS_BY_KEY_BIT`] on.
 const FLAGS_AT: usize = 74;
 /// 1 if hits are sampled, so that each point has another counter.
 const SAMPLED_AT: usize = 75;
@@ -108,7 +110,7 @@ pub(crate) enum HeaderVersion {
     },
     /// One with a row of counters for each group of threads.
     Grouped(ObserverRecord),
-    /// This one.
+    /// This one, or an earlier one with the same layout.
     Current(ObserverRecord),
 }
 
@@ -137,14 +139,14 @@ impl HeaderVersion {
     /// Returns the length of a header in bytes.
     pub(super) fn len(&self) -> usize {
         match self {
-            HeaderVersion::WithoutRecord { .. } => BASE_LEN_WITHOUT_RECORD,
+            HeaderVersion::WithoutRecord { .. } => HEADER_LEN_WITHOUT_RECORD,
             HeaderVersion::Grouped(_) | HeaderVersion::Current(_) => HEADER_LEN,
         }
     }
 }
 
 impl Arena {
-    /// Returns where the header has the arena's number.
+    /// Returns where the header has the id of the arena.
     pub(crate) fn id_at(&self) -> LiveAddr {
         self.code.plus(ID_AT as u64)
     }
@@ -177,8 +179,8 @@ impl Arena {
         Ok(Arena::count_in(&header).is_some() && word(&header, ID_AT) == self.id)
     }
 
-    /// Returns the address of the flag that says that all its points are restored: what is found at
-    /// the points later was not written by this observation.
+    /// Returns the address of the flag that says that all its points are restored. Once it is set, nothing that is
+    /// found at the points was written by this observation.
     pub(crate) fn restored_flag(&self) -> LiveAddr {
         self.code.plus(RESTORED_AT as u64)
     }
@@ -193,8 +195,8 @@ impl Arena {
         Ok(byte == [1])
     }
 
-    /// Returns the beginning of the code, up to what is executed: header, table and semaphores. The arena
-    /// `sharing` has the shared data.
+    /// Returns what comes before the executed code: header, table of points, and records of semaphores. The shared
+    /// data are those of the arena `sharing`.
     pub(crate) fn header_and_table(&self, sharing: &Arena) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.code_len() as usize);
         bytes.resize(self.version.len(), 0);
@@ -298,7 +300,7 @@ impl Arena {
         Ok((arena.is_possible() && arena.fits(&header, len)).then_some(arena))
     }
 
-    /// Returns whether its parts are such as an observer makes.
+    /// Returns whether an observer may have written it: its numbers are in their ranges.
     fn is_possible(&self) -> bool {
         let addresses = || self.points.iter().map(|point| point.address);
         (LINE..=MAX_TRAMPOLINE_LEN).contains(&self.trampoline_len)
@@ -313,8 +315,8 @@ impl Arena {
             && self.shared.is_possible()
     }
 
-    /// Returns whether the numbers in the header that follow from others agree with them, and the code fits in `len`
-    /// bytes.
+    /// Returns whether the numbers in the header that can be computed from others are right, and the code fits in
+    /// `len` bytes.
     fn fits(&self, header: &[u8; BASE_LEN], len: u64) -> bool {
         let data_len = self.data_len();
         self.code_len() <= len.min(MAX_CODE_LEN)
@@ -356,7 +358,7 @@ fn has_record(version: u32) -> bool {
     CURRENT_VERSIONS.contains(&version) || VERSIONS_OF_GROUPS.contains(&version)
 }
 
-/// In an entry, one byte: what an instruction is.
+/// The values of byte 21 of the entry of an instruction, besides 0.
 const IS_EXIT: u8 = 1;
 const IS_USDT: u8 = 2;
 

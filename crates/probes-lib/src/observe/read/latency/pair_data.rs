@@ -29,8 +29,8 @@ pub(crate) struct PairData {
 /// What is read of the histogram of a group of threads that has times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HistogramPart {
-    /// Up to the longest time that a thread has noted. A longer one is not read as long as a shorter time has
-    /// overwritten that note: a signal handler may have stopped the pair, too, or a forked child that shares the data.
+    /// Up to the longest time in the slots. Longer times may not be read: a signal handler that also ended a pair, or
+    /// a forked child that shares the data, may have overwritten a longest time with a shorter one.
     UpToLongest,
     Whole,
 }
@@ -90,7 +90,8 @@ fn read_pair(
     let owned: Vec<u64> = owned.map(|(slot, _)| slot).collect();
     let places = owned.iter().map(|slot| (slot_at(*slot), SLOT_LEN));
     let slots = read_pieces(&places.collect::<Vec<_>>())?;
-    // After the slots: the longest time is written before it is counted.
+    // The histograms are read after the slots. A trampoline updates the longest time before it counts the time in the
+    // histogram, so all times counted before the slots were read are read.
     let mut longest = [None; GROUPS];
     for (slot, bytes) in owned.iter().zip(slots.chunks_exact(SLOT_LEN as usize)) {
         let last = match part {
@@ -114,8 +115,8 @@ fn read_pair(
     })
 }
 
-/// Returns the groups of the threads that may have a slot: a thread tries some slots from the one on that its hash
-/// selects, and the first bits of its hash are its group.
+/// Returns the groups whose threads may have this slot. The hash of a thread selects the first slot that it tries, and
+/// its highest bits are the group.
 fn groups_of(slot: u64) -> RangeInclusive<usize> {
     let group = |slot: u64| (slot.min(SLOTS - 1) >> (SLOT_BITS - GROUP_BITS)) as usize;
     group(slot.saturating_sub(SLOTS_TRIED - 1))..=group(slot)
@@ -139,8 +140,8 @@ mod tests {
         const AT: u64 = 1 << 12;
         let mut pair = vec![0; PAIR_LEN as usize];
         put(&mut pair, SLOT_OVERFLOWS, 3);
-        // The second has a slot of the next group, whose own threads have no times; the third time is counted as the
-        // longest that can be.
+        // The second thread is of group 0, but has the first slot of group 1, whose own threads have no times. The
+        // third time is counted in the last bucket.
         let threads = [(5, 0, 100), (64, 0, 7), (1039, 15, u64::MAX)];
         for (slot, group, ticks) in threads {
             let at = HEADER_LEN + slot * SLOT_LEN;
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_tells_the_group_of_its_thread() {
+    fn slot_tells_possible_groups_of_its_thread() {
         for (slot, groups) in [
             (0, 0..=0),
             (63, 0..=0),

@@ -39,11 +39,11 @@ pub(super) fn add_self_time(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(
     free(a)
 }
 
-/// Emits the code that ends the last call, which is located and ended at the time in r8, and adds how long it lasted to
-/// the children of the call that has made it. Puts how long it lasted in rsi, its self time in r8, and the address of
-/// the slot in r9, with the depth from bit [`DEPTH_AT`] on: the caller frees the record once it has counted the times.
-/// Until then the record is incomplete: if a signal handler that interrupts this never returns, the incomplete record
-/// shows that the times may be missing. If `is_doubted`, a self time that may be wrong is counted as doubtful.
+/// Emits the code that ends the last call, which is located, at the time in r8, and adds its duration to the children
+/// of its parent. Puts the duration in rsi, the self time in r8, and the address of the slot in r9, with the depth
+/// from bit [`DEPTH_AT`] on. The caller frees the record once it has counted the times. Until then the record is
+/// incomplete: if a signal handler interrupts this code and never returns, the incomplete record shows that the times
+/// may be missing. With `is_doubted`, a self time that may be wrong is counted as doubtful.
 fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Result<(), IcedError> {
     let Calls { role, shared, .. } = calls;
     let layout = shared.1.calls;
@@ -56,7 +56,7 @@ fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Res
     a.mov(rdi, last_call(layout, call_slot::TIME))?;
     a.cmp(rdi, last_call(layout, call_slot::NOT_BEFORE))?;
     a.cmovb(rdi, last_call(layout, call_slot::NOT_BEFORE))?;
-    // From here on, the calls of a signal handler are children of the call before.
+    // From here on, calls made by a signal handler are children of the parent.
     clear(a, layout)?;
     // Calls that a signal handler has made since the time in r8 was read are children of this one: it ends after them.
     a.mov(rsi, last_call(layout, call_slot::CHILD_ENDED))?;
@@ -79,7 +79,7 @@ fn end_of_self(a: &mut CodeAssembler, calls: Calls<'_>, is_doubted: bool) -> Res
     if is_doubted {
         count(a, role, shared, function_data::DOUBTFUL)?;
     }
-    // There may be another label.
+    // An instruction can have only one label. Without `is_doubted`, two would meet here.
     a.nop()?;
     a.set_label(&mut is_certain)?;
     a.mov(ebx, edx)?;
@@ -106,8 +106,8 @@ fn set_if_later(a: &mut CodeAssembler, layout: CallsLayout, field: u64) -> Resul
     a.nop()
 }
 
-/// Emits the code that locates the last complete call among the first calls of the stack, as many as edx says. Goes to
-/// `none` if there is none. Does what `note` emits with each incomplete one after it.
+/// Emits the code that locates the last complete call among the first edx calls of the stack. Goes to `none` if there
+/// is none, or if it is a call of another fiber. Executes the code of `note` for each incomplete call that it passes.
 fn locate_parent(
     a: &mut CodeAssembler,
     layout: CallsLayout,
@@ -135,7 +135,8 @@ fn locate_parent(
     a.nop()
 }
 
-/// Emits the code that does [`doubt_parent`] for the call that has made the last one, and leaves the depth in rdx.
+/// Emits the code of [`doubt_parent`] for the last call. Leaves the depth in rdx, and the shared data's address in
+/// rbx.
 pub(super) fn doubt_parent_of_last(
     a: &mut CodeAssembler,
     role: &TimedRole,
@@ -148,9 +149,9 @@ pub(super) fn doubt_parent_of_last(
     load(a, rbx, shared.0)
 }
 
-/// Emits the code that marks the parent of a call whose time is not known as doubtful. edx says how many calls are
-/// before that call; rdi is the time of its children, which is added to those of the parent. Incomplete calls between
-/// the two are marked as well: whether they had begun is not known.
+/// Emits the code that marks the parent of a call as doubtful, because the time of that call is not known. edx is the
+/// number of calls before it; rdi is the time of its children, which is added to the children of the parent.
+/// Incomplete calls between the two are marked as well: it is not known whether they had begun.
 pub(super) fn doubt_parent(
     a: &mut CodeAssembler,
     layout: CallsLayout,

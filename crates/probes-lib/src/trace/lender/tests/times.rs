@@ -15,7 +15,7 @@ fn silent_tool_loses_the_process() {
     let tids = lease.stop(LIMIT).unwrap().unwrap();
     let stopped = Stopped::leased(&process, tids, lease.clone());
     let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
-    // No thread has such a number on its stack.
+    // No thread has this address on its stack.
     let nowhere = 0x5a5a_7b7b_5a5a..0x5a5a_7b7b_5a5b;
     assert!(!stopped.leads_into(&memory, &nowhere));
     // The process answers although the tool has not resumed it.
@@ -88,19 +88,19 @@ fn connecting_to_a_silent_follower_times_out() {
         assert_eq!(refused.err(), Some(NoLease::Silent));
     });
     let (started, is_started) = channel();
-    let (over, is_over) = channel();
+    let (tried, is_tried) = channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             with_lender(&[process], move |_, _| {
                 started.send(()).unwrap();
-                is_over.recv().unwrap();
+                is_tried.recv().unwrap();
             });
         });
         is_started.recv().unwrap();
         let stopped = with_tracer(&[process], |tracer| {
             tracer.stop(process, Duration::ZERO).map(Stopped::release)
         });
-        over.send(()).unwrap();
+        tried.send(()).unwrap();
         let error = stopped.unwrap_err();
         let kind = error.kind();
         assert!(
@@ -170,7 +170,7 @@ fn stop_time_is_that_which_the_follower_measures() {
         });
         stopped.unwrap();
     });
-    // Not the wait for the follower.
+    // The time that the tool waited for the follower does not count.
     assert_eq!(process.stop_time().total(), measured);
 }
 
@@ -217,12 +217,12 @@ fn tools_take_turns() {
     let mut talker = Talker::start(&fixture("idle_threads.pie"));
     let process = &Process::open(talker.pid()).unwrap();
     with_lender(&[process], |tracees, mut lender| {
-        let greeting = hello(process.pid(), true);
+        let hello = hello(process.pid(), true);
         let memory = memory_file(process.pid());
         let sockets: Vec<PacketSocket> = (0..3)
             .map(|_| {
                 let socket = PacketSocket::connect(&lease::address(gettid().as_raw())).unwrap();
-                socket.send(&greeting, Some(memory.as_fd())).unwrap();
+                socket.send(&hello, Some(memory.as_fd())).unwrap();
                 for request in [Request::Stop(1000), Request::ResumeAll, Request::Stop(1000)] {
                     socket.send(&request.to_bytes(), None).unwrap();
                 }
@@ -231,8 +231,8 @@ fn tools_take_turns() {
             })
             .collect();
         let mut buffer = vec![0; MAX_LEN];
-        // How many replies each socket has received since the last call: one to its greeting, and one to each stop and
-        // resume.
+        // How many replies each socket has received since the last call: one to the hello, and one to each stop and
+        // each resume.
         let mut answered = || -> Vec<usize> {
             let mut count = |socket: &PacketSocket| {
                 let answers = std::iter::from_fn(|| socket.receive(&mut buffer).ok());
@@ -260,9 +260,9 @@ fn process_is_not_stopped_for_ever() {
     let follower = Follower::with(&[talker.pid()], limits);
     let process = Process::open(talker.pid()).unwrap();
     let lease = Lease::connect(follower.tid, &process, true, LIMIT).unwrap();
-    // A slow machine may need longer to stop it.
+    // On a slow machine, the limit may be over before all threads are stopped.
     let _ = lease.stop(LIMIT).unwrap();
-    eventually("it is lost", || {
+    eventually("the lease is lost", || {
         let is_answered = lease.answer(&Request::State(process.pid()), Some).is_ok();
         (!is_answered && lease.is_lost()).then_some(())
     });
