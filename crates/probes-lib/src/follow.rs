@@ -71,7 +71,7 @@ use self::session::FollowSession;
 ///         event => println!("{event:?}"),
 ///     }
 /// }
-/// // All processes have exited.
+/// // All processes have exited or are detached.
 /// # Ok::<(), probes_lib::Error>(())
 /// ```
 ///
@@ -87,7 +87,7 @@ use self::session::FollowSession;
 ///     println!("{event:?}");
 /// }
 /// if follow.is_over() {
-///     // All processes have exited or are detached from.
+///     // All processes have exited or are detached.
 /// }
 /// # }
 /// ```
@@ -170,7 +170,7 @@ impl Follow {
         let run = move || {
             let tracer_side = TracerSide { events, begun };
             if let Err(error) = work(&tracer_side) {
-                // Once it has begun, it does not fail.
+                // Nothing receives this after `report_begun`, but then `work` does not fail.
                 let _ = tracer_side.begun.send(Err(error));
             }
         };

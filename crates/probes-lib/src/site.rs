@@ -35,7 +35,8 @@ pub(crate) fn near_branch(opcode: u8, from: LiveAddr, to: LiveAddr) -> [u8; JUMP
     [opcode, a, b, c, d]
 }
 
-/// Returns where the direct call leads that ends at `end`; `None` if these bytes before it are none.
+/// Returns the target of the direct call that ends at `end`; `None` if `bytes`, the bytes before `end`, are no such
+/// call.
 pub(crate) fn direct_call_target(bytes: [u8; JUMP_LEN], end: u64) -> Option<u64> {
     let [CALL, displacement @ ..] = bytes else {
         return None;
@@ -43,11 +44,11 @@ pub(crate) fn direct_call_target(bytes: [u8; JUMP_LEN], end: u64) -> Option<u64>
     Some(end.wrapping_add_signed(i32::from_le_bytes(displacement).into()))
 }
 
-/// The length of the longest call, in bytes.
+/// The length of the longest call without prefixes, in bytes: how many bytes [`ends_with_call`] looks at.
 pub(crate) const LONGEST_CALL: usize = 7;
 
-/// Whether bytes may end with a call: `e8` and a displacement; or, by a register or through memory, `ff /2` with an operand of
-/// any length.
+/// Whether bytes may end with a call: a direct one (`e8` and a displacement), or one by a register or through memory
+/// (`ff /2`, with an operand of any length).
 pub(crate) fn ends_with_call(bytes: &[u8]) -> bool {
     let byte = |from_end: usize| bytes.len().checked_sub(from_end).map(|at| bytes[at]);
     let is_indirect = |len: usize| {

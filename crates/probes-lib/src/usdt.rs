@@ -234,7 +234,7 @@ fn by_name(one: &UsdtSite, other: &UsdtSite) -> Ordering {
         let UsdtSite { provider, name, .. } = site;
         provider.bytes().chain([b':']).chain(name.bytes())
     }
-    // A provider may hold a colon.
+    // The texts of two providers may be equal, because a provider may contain a colon.
     text(one)
         .cmp(text(other))
         .then(one.provider.cmp(&other.provider))
@@ -280,7 +280,7 @@ impl UsdtObject {
         SourceMap::of(&self.elf)
     }
 
-    /// Returns an address in the process; `None` if it is of no process.
+    /// Returns where an address of the file is in the process; `None` if the file was not read from a process.
     pub fn live(&self, address: FileAddr) -> Option<LiveAddr> {
         self.bias.map(|bias| bias.live(address))
     }

@@ -241,14 +241,14 @@ impl<'o> Observations<'o> {
             }
             let began = thread_time();
             let processes = &mut self.processes;
-            let has_lost = processes.read_each(at, last, handler);
+            let has_failed = processes.read_each(at, last, handler);
             let took = reading_time(processes.observers(), began);
             let has_found = processes.observe_forked(handler);
             let have_exited = matches!(wait_end, WaitEnd::Exited) && !has_found;
             if have_exited || processes.running_observers().next().is_none() {
                 return Ok(());
             }
-            if has_lost || has_found {
+            if has_failed || has_found {
                 running = processes.to_wait_for()?;
             }
             interval = display.next_read(handler, processes.running_observers());

@@ -42,7 +42,7 @@ struct ObservedProcess {
     is_read_last: bool,
     /// When a reading failed: it is not read again.
     failed_at: Option<Duration>,
-    /// Why a reading failed, until that is reported; not if it has exited or exec'd.
+    /// Why a reading failed, until that is reported; `None` if the process has exited or exec'd.
     read_error: Option<Error>,
     /// Whether a reading has failed because another tool has replaced the observer.
     was_replaced: bool,
@@ -66,7 +66,7 @@ impl ObservedProcess {
         }
     }
 
-    fn as_parent<'p>(&'p self, target: &'p Target) -> ObservedAncestor<'p> {
+    fn as_ancestor<'p>(&'p self, target: &'p Target) -> ObservedAncestor<'p> {
         ObservedAncestor {
             target,
             observer: &self.observer,
@@ -111,7 +111,7 @@ struct FollowedForks {
 }
 
 impl FollowedForks {
-    /// Observes a forked process by itself, from now on.
+    /// Observes a forked process on its own, from now on.
     fn observe(
         &self,
         forked: ForkedProcess,
@@ -151,7 +151,7 @@ impl ObservedProcesses {
         }
     }
 
-    /// Observes what the processes fork by themselves, too.
+    /// From now on, also observes each process that these fork, on its own.
     pub(super) fn follow_forks(&mut self, observation: Observation, options: Options) {
         self.forked = Some(FollowedForks {
             processes: ForkedProcesses::default(),
@@ -183,8 +183,8 @@ impl ObservedProcesses {
         self.targets.iter().map(messages).zip(self.observers())
     }
 
-    /// Returns when the time of the observation has begun: for one process when it was observed, for several now that all
-    /// are observed, also those that they have forked before.
+    /// Returns when the time of the observation has begun. For one process, this is when it was first observed; for
+    /// several, it is now that all are observed, with those that they have forked before.
     pub(super) fn begin_time(&mut self, handler: &mut impl ReadingHandler) -> Instant {
         if !self.is_of_one {
             self.observe_forked(handler);
@@ -193,7 +193,7 @@ impl ObservedProcesses {
         self.begun
     }
 
-    /// For how much longer than the last process the first was observed when the time began.
+    /// How much longer the first process had been observed than the last one when the time began.
     pub(super) fn extra_time(&self) -> Duration {
         let extra_times = || self.each.iter().map(|one| one.extra_time(self.begun));
         let last = extra_times()
@@ -223,14 +223,14 @@ impl ObservedProcesses {
         RunningProcesses::of(self.running().map(|(_, target)| target))
     }
 
-    /// Reads each process. One that can be read no more is not read again. Returns whether there is one more of these.
+    /// Reads each process, except those of which a reading has failed before. Returns whether a reading has failed.
     pub(super) fn read_each<H: ReadingHandler>(
         &mut self,
         at: Duration,
         last: &mut Vec<(i32, H::Reading)>,
         handler: &mut H,
     ) -> bool {
-        let mut has_lost = false;
+        let mut has_failed = false;
         for (one, target) in self.each.iter_mut().zip(&self.targets) {
             if one.failed_at.is_some() {
                 continue;
@@ -240,7 +240,7 @@ impl ObservedProcesses {
                 continue;
             };
             one.failed_at = Some(at);
-            has_lost = true;
+            has_failed = true;
             if exit_or_exec(&error).is_some() {
                 continue;
             }
@@ -252,10 +252,10 @@ impl ObservedProcesses {
                 self.failures.add(pid, Failure::of_process(pid)(error));
             }
         }
-        has_lost
+        has_failed
     }
 
-    /// Reads each process once more. Of those that cannot be read, the removal tells what is wrong.
+    /// Reads each process once more. If that fails, the removal reports why.
     pub(super) fn read_last<H: ReadingHandler>(
         &mut self,
         at: Duration,
@@ -334,12 +334,12 @@ impl ObservedProcesses {
         }
     }
 
-    /// The observation of a process could not be removed.
+    /// Takes the error of a removal.
     fn take_error(&mut self, index: usize, error: Error, lasted: Duration) {
         let (one, pid) = (&mut self.each[index], self.targets[index].pid());
         let messages = self.failures.messages(pid);
         if let Some(exit_or_exec) = exit_or_exec(&error) {
-            // The others are read no later than one that was read last.
+            // A process that was read last, with the others, misses nothing: these were read no later.
             if !one.is_read_last {
                 let subject = if self.is_of_one {
                     format!("the process {exit_or_exec}")
@@ -379,7 +379,7 @@ impl ObservedProcesses {
         self.without_separate(Gaps::of(observer))
     }
 
-    /// The same, without the forked processes that are observed by themselves.
+    /// The same, without the forked processes that are observed on their own.
     fn without_separate(&self, gaps: Gaps) -> Gaps {
         match &self.forked {
             None => gaps,
@@ -387,7 +387,7 @@ impl ObservedProcesses {
         }
     }
 
-    /// Observes forked processes by themselves, if that is asked for and it is time. Returns whether there are more.
+    /// Observes new forked processes on their own, if that is asked for and it is time. Returns whether any was added.
     pub(super) fn observe_forked(&mut self, handler: &mut impl ReadingHandler) -> bool {
         let known = self.each.len();
         let Some(forked) = &mut self.forked else {
@@ -397,7 +397,7 @@ impl ObservedProcesses {
             one.observer.close_if_reaped();
         }
         let observed = self.each.iter().zip(&self.targets);
-        let observed = observed.map(|(one, target)| one.as_parent(target));
+        let observed = observed.map(|(one, target)| one.as_ancestor(target));
         for it in forked.processes.find(observed) {
             let (pid, messages) = (it.pid, self.failures.messages(it.pid));
             match forked.observe(it, &self.targets[it.parent], &messages) {
@@ -420,7 +420,7 @@ impl ObservedProcesses {
     /// Restores forked processes whose hits were recorded with a process that has exited. Returns the failures.
     pub(super) fn restore_forked(&self) -> Vec<(i32, Error)> {
         let observed = self.each.iter().zip(&self.targets);
-        let observed = observed.map(|(one, target)| one.as_parent(target));
+        let observed = observed.map(|(one, target)| one.as_ancestor(target));
         let forked = self.forked.as_ref();
         forked.map_or_else(Vec::new, |forked| forked.processes.restore(observed))
     }

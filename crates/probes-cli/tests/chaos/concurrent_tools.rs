@@ -1,5 +1,5 @@
-//! Two and five tools update one process at once: each makes its whole update, or fails with the
-//! pid of the tool that holds the update lock or traces the process.
+//! Two tools, or three tools and two threads of this process, update one process at once: each makes its whole update,
+//! or fails with the pid of the tool that holds the update lock or traces the process.
 
 use std::io::Read;
 use std::path::Path;
@@ -28,9 +28,8 @@ struct Tools {
     named: Vec<i32>,
 }
 
-/// Waits for a tool that enables every probe. If another tool kept it from doing so, the error is
-/// the other tool's pid and name. If there are more threads than processors, some may not stop in
-/// time; then the error is the pid 0 and the message.
+/// Waits for a tool that enables every probe. If another tool kept it from doing so, the error is the pid and name of
+/// that tool. If threads did not stop in time, as there may be more than processors, it is the pid 0 and the message.
 fn wait_for_enable(tool: &mut Guard) -> Result<(), (i32, String)> {
     let mut error = String::new();
     let mut stderr = tool.child().stderr.take().unwrap();
@@ -92,7 +91,7 @@ fn run_updates(pid: i32, ran: &Mutex<Tools>) {
     }
 }
 
-/// Runs this many tools and threads of ours at once on one process, and undoes what they did.
+/// Runs this many tools, and threads of this process, at once on one target, and undoes what they did.
 fn run_at_once(case: &mut Case, file: &Path, args: &[&str], tools: usize, threads: usize) {
     let subject = Subject::start(file, args);
     let pid = subject.pid();

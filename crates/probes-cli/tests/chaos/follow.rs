@@ -21,7 +21,7 @@ use crate::tool;
 /// Followers of each program that are killed or interrupted, in the short form.
 const FOLLOWERS: usize = 25;
 
-/// How long the longest of them follows.
+/// The longest time that a follower follows.
 const LONGEST: Duration = Duration::from_millis(25);
 
 /// Faults of each kind, in the short form.
@@ -40,7 +40,7 @@ enum End {
     Interrupted,
 }
 
-/// A follower that has started, or has failed to.
+/// Starts a follower; returns once it traces the process, or has exited because it could not start.
 fn start_follower(pid: i32, action: Action, force: bool) -> Guard {
     let mut tool = Guard::spawn(&mut follow(pid, action, force));
     wait_until_begun(pid, &mut tool);
@@ -269,8 +269,8 @@ impl Follower {
     }
 }
 
-/// Forks, loads or execs under one follower, in the short form.
-const MANY: u64 = 1600;
+/// Forks under one follower, in the short form; loads and execs are a quarter as many.
+const FORKS: u64 = 1600;
 
 // promise: Following: Nothing is missed in thousands of forks, loads and execs, and the tool's
 //    memory and descriptors do not grow (3,200 forks, 800 loads by 3 threads, 800 execs)
@@ -285,7 +285,7 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             let mut subject = Subject::start(&file, [] as [&str; 0]);
             let follower = Follower::of(subject.pid());
             let held = follower.resources();
-            let many = wait_for_rounds(&mut subject, MANY);
+            let many = wait_for_rounds(&mut subject, FORKS);
             case.add("forks followed", many);
             follower.assert_resources(held);
             follower.end(subject.pid());
@@ -299,7 +299,7 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             // loaded after the next round.
             host.wait_for_round();
             let (held, missed) = (follower.resources(), host.talker.ask("missed", "missed"));
-            case.add("loads followed", wait_for_rounds(&mut host, MANY / 4));
+            case.add("loads followed", wait_for_rounds(&mut host, FORKS / 4));
             assert_eq!(host.talker.ask("missed", "missed"), missed);
             follower.assert_resources(held);
             follower.end(host.pid());
@@ -311,7 +311,7 @@ fn thousands_of_forks_loads_and_execs_are_followed() {
             let follower = Follower::of(executing.0.pid());
             let held = follower.resources();
             executing.go();
-            let [images, without_hits] = executing.halt_after(MANY / 4);
+            let [images, without_hits] = executing.halt_after(FORKS / 4);
             assert_eq!(without_hits, 0, "of {images} images");
             case.add("execs followed", images);
             follower.assert_resources(held);

@@ -158,7 +158,7 @@ fn section(name: &str, definition: &Value) -> String {
     page
 }
 
-/// The variants of an enum in a source file, in snake case, with the first sentence of what is said of each.
+/// The variants of an enum in a source file, in snake case, with the first sentence of the doc comment of each.
 fn variants(file: &str, name: &str) -> Vec<(String, String)> {
     let source = fs::read_to_string(root().join(file)).unwrap();
     let (_, body) = source.split_once(&format!("enum {name} {{\n")).unwrap();
@@ -192,7 +192,7 @@ fn variants(file: &str, name: &str) -> Vec<(String, String)> {
 /// All kinds of errors: those of the tool, then those of the library.
 fn error_kinds() -> Vec<(String, String)> {
     let failures = variants("crates/probes-cli/src/failure.rs", "Failure").into_iter();
-    // Their kinds are the library's.
+    // The errors of these two have the kinds of the library.
     let mut kinds: Vec<_> = failures
         .filter(|(kind, _)| !["target", "survey"].contains(&&**kind))
         .collect();

@@ -22,7 +22,7 @@ pub(crate) fn profiling(flags: &[&str], pid: i32) -> Talker {
     tool
 }
 
-/// Interrupts it; returns its lines.
+/// Interrupts the tool; returns the lines that it prints.
 pub(crate) fn lines(mut tool: Talker) -> Vec<String> {
     kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
     let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
@@ -51,7 +51,7 @@ fn profile_of_several(
     (lines(tool), sums)
 }
 
-/// Profiles rounds of turns, and again more of them if that has few samples. On a busy machine, stops take long, and
+/// Profiles rounds of turns; if that gives few samples, profiles more of them. On a busy machine, stops take long, so
 /// samples are taken less often.
 fn samples_of_turns(target: &mut Talker, flags: &[&str], rounds: u32) -> (Vec<String>, [f64; 2]) {
     const ENOUGH: f64 = 60.0;
@@ -147,7 +147,7 @@ fn times_are_those_of_the_program() {
     }
 }
 
-/// The sum of the times of stacks that run, and the time of those of which there is no sample.
+/// The sum of the running times, and the part of it of which there is no sample.
 pub(crate) fn running(profile: &Value) -> (f64, f64) {
     let stacks = profile["stacks"].as_array().unwrap().iter();
     let running = stacks.filter(|it| it["state"] == "running");
@@ -244,7 +244,7 @@ fn time_on_and_off_processor_is_distinguished() {
     let (lines, [_, napped]) = profile_of_turns(&mut target, &["-off-cpu", "-by", "syscall"], 20);
     let (head, rest) = lines.split_first().unwrap();
     assert!(head.contains(" stopped 0.000000 "), "{head}");
-    // Those that were not looked at are naps, too.
+    // Unseen waits are naps, too.
     let is_nap = |call: &str| ["clock_nanosleep", "unseen"].contains(&call);
     let words = rest.iter().skip(1).map(|line| line.split(' '));
     let slept: f64 = words
@@ -459,7 +459,7 @@ fn program_that_is_executed_is_profiled() {
 // promise: Profiles: As root, the profiler has the best priority, and a program that it starts the usual one
 #[test]
 fn profiler_is_scheduled_first() {
-    // The nice values of the program, of its parent, and of what starts programs here.
+    // Prints the nice values of the program and of its parent, the profiler.
     let script = "sleep 3; nice; cut -d' ' -f19 /proc/$PPID/stat";
     let started = output(&mut command([
         "profile", "-prog", "/bin/sh", "--", "-c", script,
@@ -467,7 +467,7 @@ fn profiler_is_scheduled_first() {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     let printed = text(started.stdout);
     let usual = text(output(&mut Command::new("nice")).stdout);
-    // The usual one, if a better one is not permitted.
+    // The best nice value; the usual one if no better one is permitted.
     let best = text(output(Command::new("nice").args(["-n", "-40", "nice"])).stdout);
     assert_eq!(printed, format!("{usual}{best}"));
 }

@@ -14,7 +14,7 @@ use crate::record::{FORMATS, limited_command, read, recording, slices, started};
 use crate::support::{is_observed, object};
 
 #[test]
-fn flight_recorder_writes_the_last_time() {
+fn flight_recorder_keeps_the_last_millisecond() {
     let scratch = Scratch::new();
     for format in FORMATS {
         let mut target = Talker::start(&program("calls"));
@@ -30,7 +30,7 @@ fn flight_recorder_writes_the_last_time() {
         assert_eq!(report["slices"], all.len());
         assert!(!all.is_empty() && all.len() < 20_001);
         assert!(report["last_seconds"].as_f64().unwrap() <= 0.001);
-        // `work` was called before, and has returned within this time.
+        // `work` was called before the last millisecond, and has returned within it.
         let outer = slices(&timeline, "Calls.work");
         assert!(outer.len() <= 1);
         for one in outer {
@@ -147,7 +147,7 @@ fn interrupted_flight_recorder_leaves_one_file() {
 }
 
 #[test]
-fn probe_or_slow_call_ends_the_recording() {
+fn probe_or_slow_pair_ends_the_recording() {
     let scratch = Scratch::new();
     let file = scratch.file("end.json");
     let target = Talker::start(&program("service"));

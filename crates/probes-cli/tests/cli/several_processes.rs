@@ -31,7 +31,7 @@ fn signal_ends_the_preparation_of_several() {
     let mut tool = command(line.split(' '));
     let mut guard = Guard::spawn(tool.stdout(Stdio::null()).stderr(stderr));
     drop(tool);
-    // It waits for a second to say that it observes the first.
+    // To report this, the tool waits up to a second for room in the pipe.
     eventually("the first is observed", || is_observed(first).then_some(()));
     kill(Pid::from_raw(guard.pid()), Signal::SIGTERM).unwrap();
     let said = rest_of_full_pipe(reader);

@@ -137,7 +137,7 @@ fn every_signal_to_the_tool_is_passed_once() {
             sender.ask(&format!("send {number} {tool}"), "sent");
             eventually(&format!("signal {number} is caught"), || {
                 let caught = waiting.caught();
-                // The tool is the sender: kill(2) cannot send the pid of another one.
+                // The tool is the sender: kill(2) cannot name another process as the sender.
                 let expected = [[number, 0, tool, 0]];
                 (caught == expected).then_some(())
             });
@@ -172,7 +172,7 @@ fn thousand_queued_signals_arrive_in_order() {
 }
 
 #[test]
-fn signals_to_the_parent_do_not_come_back() {
+fn signals_from_the_program_are_not_passed_back() {
     for file in fixture_forms("job") {
         let mut waiting = WaitingTool::for_program(&file);
         let tool = waiting.tool.pid();
@@ -265,7 +265,7 @@ fn separate_job_stops_and_continues_as_one() {
                 "the program stops before the tool"
             );
         };
-        // To the tool alone, as kill does; to the program alone; to both, as a shell does.
+        // To the tool alone, as kill(1) sends it; to the program alone; to both, as a shell sends it.
         for (signal, receiver) in [
             (Signal::SIGTSTP, tool),
             (Signal::SIGTTIN, tool),
@@ -293,7 +293,7 @@ fn separate_job_stops_and_continues_as_one() {
 }
 
 #[test]
-fn last_continue_wins() {
+fn job_runs_on_after_stop_and_continue() {
     const ROUNDS: usize = 500;
     for file in fixture_forms("job") {
         let mut waiting = WaitingTool::started_by(command(WAIT).arg(&file).process_group(0));
@@ -337,8 +337,8 @@ fn without_job_control_the_tool_does_not_stop() {
         let mut waiting = WaitingTool::for_program(&file);
         let (tool, program) = (waiting.tool.pid(), waiting.program);
         settle(program);
-        // As a throttle or a debugger does: it continues only what it has stopped, the program, so
-        // the tool must not stop with it.
+        // A throttle or a debugger stops the program like this. It continues only the program, so the tool must not
+        // stop with it.
         for _ in 0..20 {
             send(program, SIGSTOP);
             wait_for_state(program, 'T');
@@ -407,7 +407,7 @@ fn program_inherits_signal_dispositions_as_usual() {
             assert_eq!(group(waiting.program), group(waiting.tool.pid()));
             let descriptors = |pid| test_support::process::descriptors(pid).len();
             assert_eq!(descriptors(waiting.program), descriptors(direct.pid()));
-            // A process that ignores SIGCHLD does not see the exit status of its children.
+            // A process that ignores SIGCHLD gets no exit status of its children (wait(2)); the tool has to get it.
             waiting.tool.send("exit 9");
             assert_eq!(waiting.tool.guard().wait().code(), Some(9), "{signals:?}");
         }
@@ -417,7 +417,7 @@ fn program_inherits_signal_dispositions_as_usual() {
 #[test]
 fn answer_is_printed_before_waiting() {
     let mut waiting = ToolWithStderr::start(command(["trace", "-wait", "-json", "-prog"]));
-    let json = waiting.said();
+    let json = waiting.read_object();
     assert_eq!(
         children(waiting.tool.pid()),
         [json["pid"].as_i64().unwrap() as i32]
@@ -431,7 +431,7 @@ fn answer_is_printed_before_waiting() {
 fn unwritable_answer_does_not_end_the_wait() {
     let flags = ["trace", "-wait", "-json", "-o", "/dev/full", "-prog"];
     let mut waiting = ToolWithStderr::start(command(flags));
-    let error = waiting.said();
+    let error = waiting.read_object();
     let pid = children(waiting.tool.pid())[0];
     assert_eq!(error["kind"], "done_unwritten");
     assert_eq!(
@@ -445,7 +445,7 @@ fn unwritable_answer_does_not_end_the_wait() {
     assert_eq!(waiting.tool.guard().wait().code(), Some(0), "the program's");
 }
 
-/// The tool, with a program, and what it says on standard error.
+/// The tool, which waits for a program, and its standard error.
 struct ToolWithStderr {
     tool: Talker,
     errors: BufReader<ChildStderr>,
@@ -465,7 +465,7 @@ impl ToolWithStderr {
     }
 
     /// Reads the next JSON object from the tool's standard error.
-    fn said(&mut self) -> Value {
+    fn read_object(&mut self) -> Value {
         let mut line = String::new();
         self.errors.read_line(&mut line).unwrap();
         object(&line)

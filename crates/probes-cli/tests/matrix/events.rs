@@ -71,12 +71,12 @@ fn shown(value: UserValue<'_>) -> String {
     format!("user NAME {value}")
 }
 
-/// The lines of each domain in order, of which those that say what was lost come first.
+/// The lines by domain, each with the lines about lost words first, and otherwise in order.
 fn by_domain(mut lines: Vec<String>) -> Vec<String> {
     let key = |line: &String| {
         let mut words = line.split(' ');
-        let kind = words.next() != Some("lost");
-        (words.next().unwrap().parse::<u32>().unwrap(), kind)
+        let is_event = words.next() != Some("lost");
+        (words.next().unwrap().parse::<u32>().unwrap(), is_event)
     };
     lines.sort_by_key(key);
     lines

@@ -20,13 +20,14 @@ use crate::error::{ElfDefect, Error, FileError, Result};
 
 const WHAT: &str = "the debugging information";
 
-/// How many bytes all copies may have at a time. The largest programs have about as many.
+/// The most bytes that all copies together may have. The debugging information of the largest programs is about as
+/// long.
 const MAX_COPIED: u64 = 1 << 30;
 
 /// How many bytes are copied at a time.
 const PIECE: u64 = 1 << 20;
 
-/// The beginnings of the names of sections that say nothing of source lines.
+/// Prefixes of the names of sections that do not matter for source lines.
 const WITHOUT_LINES: [&[u8]; 7] = [
     b".debug_frame",
     b".debug_gnu_",
@@ -39,7 +40,7 @@ const WITHOUT_LINES: [&[u8]; 7] = [
 
 /// A copy that is in memory as long as it is used.
 pub(super) struct DebugCopy {
-    /// A file that nobody else can change.
+    /// A file in memory, which no other process can change.
     pub(super) file: File,
     /// How many bytes of it are not in holes.
     copied: u64,
@@ -48,7 +49,7 @@ pub(super) struct DebugCopy {
 /// The copies that are in memory, each with the version of the file that it is of.
 static COPIES: Mutex<Vec<(FileVersion, Weak<DebugCopy>)>> = Mutex::new(Vec::new());
 
-/// The files that were not copied because that would be too much.
+/// The files that were not copied, because all copies would have more than [`MAX_COPIED`] bytes.
 static LEFT_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// See [`SourceMap::left_out`](super::source::SourceMap::left_out).
@@ -61,7 +62,7 @@ fn lock_left_out() -> MutexGuard<'static, Vec<PathBuf>> {
 }
 
 impl ElfFile {
-    /// Copies the debugging information into memory, once for all that use it.
+    /// Returns a copy of the debugging information in memory. All users of one version of the file share one copy.
     pub(super) fn debugging_information(&self) -> Result<Arc<DebugCopy>> {
         let metadata = self.file.metadata();
         let version = metadata.map(|metadata| FileVersion::of(&metadata));
@@ -80,7 +81,7 @@ impl ElfFile {
         Ok(copy)
     }
 
-    /// Makes a copy, if the others have `used` that many bytes.
+    /// Makes a copy; the other copies have `used` bytes.
     fn copy_debugging_information(&self, used: u64) -> Result<DebugCopy> {
         let size = self.copied_ranges().map(|(_, len)| len);
         let size = size.fold(0, u64::saturating_add);
@@ -127,7 +128,7 @@ impl ElfFile {
 
     /// Makes a file in memory that is as long as this one.
     fn empty_copy(&self) -> io::Result<File> {
-        // setrlimit(2): a file that gets longer than this ends its process by SIGXFSZ.
+        // setrlimit(2): a process that makes a file longer than this is killed by SIGXFSZ.
         let (longest, _) = getrlimit(Resource::RLIMIT_FSIZE)?;
         if longest < self.len {
             return Err(Errno::EFBIG.into());
@@ -137,7 +138,7 @@ impl ElfFile {
         Ok(copy)
     }
 
-    /// The offsets and lengths of what is copied; the file has all of it.
+    /// The offsets and lengths of what is copied, without what is outside of the file.
     fn copied_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         let (header, len) = (&self.header, self.len);
         let segments = self.segments.len() * ProgramHeader::size(CTX);
@@ -160,7 +161,7 @@ impl ElfFile {
         let name = self.section_names.get(section.sh_name..);
         let name = name.unwrap_or_default();
         let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
-        // One that is compressed would be corrupt.
+        // As a hole, a compressed section would be corrupt: its compression header would be zero.
         let is_compressed = section.sh_flags & u64::from(SHF_COMPRESSED) != 0;
         let is_unread = !is_compressed && WITHOUT_LINES.iter().any(|it| name.starts_with(it));
         section.sh_type != SHT_NOBITS && (is_table || (is_debug && !is_unread))
@@ -180,7 +181,7 @@ mod tests {
     use crate::elf::symbols::SymbolTable;
 
     #[test]
-    fn truncated_file_keeps_its_source_lines() {
+    fn symbols_are_known_after_the_file_is_truncated() {
         let scratch = Scratch::new();
         let file = scratch.file("program");
         // Not the mode of the fixture, which is read-only.
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn file_is_copied_once_for_all() {
+    fn users_of_a_file_share_its_copy() {
         let of_file = |file: &Path| ElfFile::open(file).unwrap().debugging_information();
         let first = of_file(&fixture("churn.nopie")).unwrap();
         assert!(Arc::ptr_eq(

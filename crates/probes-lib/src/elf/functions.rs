@@ -35,11 +35,12 @@ const MAX_SYMBOL: usize = 16 << 10;
 /// [`MAX_REPEATED`] times as long as its string tables.
 const MAX_SYMBOLS: usize = 16 << 20;
 
-/// How often the bytes of string tables are part of a symbol on average, at most. Linkers let a symbol share the end of
-/// another, and static functions of one name share it.
+/// How many symbols a byte of the string tables may belong to, on average. A symbol can share the end of another one,
+/// and static functions of one name share the whole.
 const MAX_REPEATED: usize = 4;
 
-/// How many functions before an address may be inside the one that it is in.
+/// How many functions that begin before an address are searched for the one that contains it: the last ones may be
+/// inside that one, and end before the address.
 const MAX_NESTED: usize = 64;
 
 /// The functions of a file, in the order of their addresses.
@@ -250,8 +251,8 @@ impl FunctionTable {
         Ok(table)
     }
 
-    /// Reads the functions of a file to select some by their names. It takes less time, but unless some function has no
-    /// symbol, none has a first call.
+    /// Same as [`FunctionTable::of`], to select functions by their names. Takes less time, but no function has a first
+    /// call unless some function has no symbol.
     ///
     /// # Errors
     ///
@@ -264,7 +265,7 @@ impl FunctionTable {
         Ok(table)
     }
 
-    /// Returns where the names of the functions are.
+    /// Counts the functions by the place of their preferred name.
     pub(crate) fn name_counts(&self) -> NameCounts {
         let mut counts = NameCounts::default();
         for entry in &self.functions {
@@ -435,8 +436,8 @@ impl FunctionTable {
                 self.names.push(place(call.function));
                 function.last_name = self.names.len();
             }
-            // Calls in a local function that the compiler has made a loop of are said to be in `f.loop`: the shortest
-            // name is nearest to that of the function itself.
+            // If a local function `loop` of `f` was compiled as a loop in `f`, the frametables name its calls
+            // `f.loop`. So the shortest name is nearest to that of the function itself.
             let name = &mut self.names[function.first_name];
             if name.source == NameSource::Frametable && call.function.len < name.len {
                 *name = place(call.function);
@@ -485,9 +486,9 @@ impl FunctionTable {
         before.find(|function| function.range().contains(address.0))
     }
 
-    /// The parts of functions that the compiler has moved away because they rarely run, in the order of their addresses:
-    /// those with a symbol, `parse.cold`, and those of which the unwind tables say that they are entered with something on
-    /// the stack.
+    /// The parts of functions that the compiler has moved away because they rarely run, in the order of their
+    /// addresses. They have a symbol such as `parse.cold`, or the unwind tables say that they are entered with
+    /// something on the stack.
     pub(crate) fn parts(&self) -> Vec<CodeRange> {
         let part = |entry| Function { table: self, entry };
         self.parts.iter().map(|it| part(it).range()).collect()
@@ -527,7 +528,7 @@ impl<'t> Function<'t> {
         self.entry.address
     }
 
-    /// Its length in bytes. If the symbol does not say it, up to the next symbol or the end of the section.
+    /// Its length in bytes. If its symbol has no length, it ends at the next symbol or at the end of the section.
     #[expect(clippy::len_without_is_empty, reason = "code is never empty")]
     pub fn len(&self) -> u64 {
         self.entry.len
@@ -571,8 +572,8 @@ impl<'t> Function<'t> {
         names.get(index).map(|&place| self.table.name(place))
     }
 
-    /// Its first call, if it is OCaml's and the frametables tell. They are not read if the file has debugging
-    /// information and symbols of all functions.
+    /// Its first call, if it is a function of OCaml and the frametables describe the call. The frametables are not
+    /// read if the file has debugging information and symbols of all functions.
     pub fn first_call(&self) -> Option<FirstCall<'t>> {
         let (file, line) = self.entry.call?;
         let file = String::from_utf8_lossy(text_at(&self.table.strings, file));
@@ -708,12 +709,12 @@ impl NamedFunction {
         code: &RangeSet,
     ) -> NamedFunction {
         let address = aliases[0].address;
-        let said = aliases.iter().map(|alias| alias.len).max().unwrap_or(0);
+        let longest = aliases.iter().map(|alias| alias.len).max().unwrap_or(0);
         let is_resolver = aliases
             .iter()
             .all(|alias| alias.kind == FunctionKind::Resolver);
-        let len = if said > 0 {
-            said
+        let len = if longest > 0 {
+            longest
         } else {
             let next = boundaries.partition_point(|&boundary| boundary <= address.0);
             boundaries
@@ -775,7 +776,7 @@ fn code_of(elf: &ElfFile) -> RangeSet {
     RangeSet::of(segments.map(|segment| (segment.start.0, segment.file_len)))
 }
 
-/// Where the sections of code begin and end: a function of unknown length does not reach over them.
+/// Where the sections of code begin and end: a function of unknown length ends there at the latest.
 fn code_boundaries(elf: &ElfFile) -> Vec<u64> {
     let sections = elf.code_sections();
     let both = |(_, start, len): (_, FileAddr, u64)| [start.0, start.0.saturating_add(len)];

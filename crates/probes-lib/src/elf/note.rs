@@ -31,7 +31,7 @@ const TYPE: u32 = 3;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note<'a> {
-    /// Index of the note in its section, from 0, over all providers.
+    /// Index of the note in its section, from 0. Notes of other providers, owners and types count.
     pub index: usize,
     /// Offset of the note's header from the start of its section, in bytes.
     pub offset: usize,
@@ -107,7 +107,7 @@ pub(crate) fn each_note<E>(
                 None => break notes.position(),
             }
         };
-        // The note is larger than a part.
+        // The next note is larger than the part.
         let stuck = next.offset == position.offset;
         part_len = if stuck { 2 * part.len() } else { PART };
         position = next;

@@ -75,9 +75,9 @@ impl SourceMap {
     ///
     /// If the file cannot be read.
     pub(crate) fn of(elf: &ElfFile) -> Result<SourceMap> {
-        let is_read = [".symtab", ".debug_line", ".zdebug_line"];
+        let needed = [".symtab", ".debug_line", ".zdebug_line"];
         // Most libraries have none of these: a process may have hundreds, and a copy keeps a file open.
-        if !is_read.iter().any(|name| elf.has_section(name)) {
+        if !needed.iter().any(|name| elf.has_section(name)) {
             return Ok(SourceMap { loaded: None });
         }
         let unreadable = |source| {
@@ -95,8 +95,8 @@ impl SourceMap {
         Ok(SourceMap { loaded })
     }
 
-    /// Returns the files whose source lines were not read so far, by any [`SourceMap`], because the debugging information
-    /// of all files together may take 1 GiB.
+    /// Returns the files whose source lines no [`SourceMap`] has read so far, because the debugging information of all
+    /// files together may take no more than 1 GiB.
     ///
     /// ```
     /// for file in probes_lib::SourceMap::left_out() {
@@ -130,8 +130,8 @@ impl SourceMap {
         location.map_or((None, None), |location| (location.file, location.line))
     }
 
-    /// The same in the source of the function that has the code: if it is that of another function that was inlined,
-    /// the line of the call.
+    /// Same as [`SourceMap::line`], but in the source of the function that contains the code. For code of another
+    /// function that was inlined into it, this is the line of the call.
     pub(crate) fn line_of_function(&self, address: FileAddr) -> (Option<&str>, Option<u32>) {
         let frames = self.loader().map(|it| it.find_frames(address.0));
         let Some(Ok(mut frames)) = frames else {

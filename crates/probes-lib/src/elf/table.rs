@@ -209,7 +209,7 @@ impl ProbeTable {
             }
             let probe = self.probes.len() - 1;
             let own = &mut self.probes[probe].semaphores;
-            // Objects of two compilers may share the symbol, and so the counter.
+            // Objects of two compilers may share the symbol of the semaphore, and so its counter.
             let known = self.semaphores[own.clone()].last();
             if known.is_none_or(|known| known.counter != counter) {
                 own.end += 1;

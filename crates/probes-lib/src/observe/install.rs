@@ -42,8 +42,8 @@ use crate::trace::stopped::Stopped;
 /// The length of a huge page.
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// Code cannot be read only if the process has exited: returns that error. Code that is not mapped any more is no error
-/// ([`PageCopies::update`](crate::memory::page_copies::PageCopies::update)).
+/// Returns the error for a read of code that has failed: the process has exited. Code that is no longer mapped is no
+/// error ([`PageCopies::update`](crate::memory::page_copies::PageCopies::update)).
 fn exited_of_read(pid: i32) -> impl FnOnce(io::Error) -> Error {
     move |_| Error::of_process(pid, ProcessError::Exited)
 }
@@ -83,7 +83,7 @@ pub(crate) fn write_shared(
 /// How many mappings an arena has: code and data.
 const MAPPINGS: usize = 2;
 
-/// Returns the calls that map arenas, as many at once as fit in `room`.
+/// Returns the calls that map arenas, in groups of as many as fit in `room`.
 fn mapped_together<'a>(
     room: CodeCave,
     arenas: &'a [Arena],
@@ -105,12 +105,12 @@ fn map_calls(arena: &Arena, data: DataMapping<'_>) -> [InjectedCall; MAPPINGS] {
     ]
 }
 
-/// Returns the calls that make the kernel clear, in forked children (MADV_WIPEONFORK), the table of readable pages
-/// with its validity and, if children share the counters, the claims of rows. A table that the observer writes in
-/// children must not be in huge pages.
+/// Returns the calls that make the kernel clear memory in forked children (MADV_WIPEONFORK): the table of readable
+/// pages with its validity and, if children share the counters, the claims of rows. If the observer writes the table
+/// in children, it must not be in huge pages.
 fn wipe_calls(arena: &Arena, data: DataMapping<'_>) -> Vec<InjectedCall> {
     let pages = arena.pages_at().map(|at| (at, PAGES_MAPPED, PAGES_WIPED));
-    // OCaml code owns the row of its domain, even if threads own none.
+    // Wiped even if threads make no claims: domains may have made some.
     let claims = (data.is_shared()).then(|| (arena.data(), CLAIMS_MAPPED, CLAIMS_LEN));
     let parts = claims.into_iter().chain(pages);
     let calls = parts.flat_map(|(at, mapped, wiped)| {
@@ -128,7 +128,7 @@ fn unmap_call(arena: &Arena) -> InjectedCall {
     InjectedCall::unmap(&arena.range(), libc::PROT_READ | libc::PROT_EXEC)
 }
 
-/// Returns the calls that unmap arenas, as many at once as fit in `room`.
+/// Returns the calls that unmap arenas, in groups of as many as fit in `room`.
 fn unmapped_together(room: CodeCave, arenas: &[Arena]) -> impl Iterator<Item = Vec<InjectedCall>> {
     let chunks = arenas.chunks(room.most_calls());
     chunks.map(|arenas| arenas.iter().map(unmap_call).collect())

@@ -24,7 +24,7 @@ pub(crate) struct Role {
     pub(crate) keys: Option<Arc<KeyRole>>,
     /// Which ends of pairs it is: stops come before starts.
     pub(crate) ends: Vec<PairEnd>,
-    /// How it recognizes that a stop belongs to another start, if it is an end of a pair.
+    /// The marks that show that a stop belongs to another start, if it is an end of a pair.
     pub(crate) marks: Marks,
     /// The key by which a stop finds its start, in whichever thread, if it is an end of a pair. `None`: a stop
     /// belongs to the last start of its thread.
@@ -42,7 +42,7 @@ pub(crate) struct Role {
     /// Whether only times of a range are recorded, if it is an end of a pair, or in a function that is
     /// timed ([`TIMES_FROM`](crate::observe::layout::shared::TIMES_FROM)).
     pub(crate) is_in_range: bool,
-    /// If its function is counted or has a histogram, and results are asked for: the hits are the returns.
+    /// Set if the hits are the returns of a function: it is counted or has a histogram, and results are asked for.
     pub(crate) exits: Option<ExitsRole>,
 }
 
@@ -237,15 +237,14 @@ impl WatchRole {
 /// What is recorded of a point in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct WatchedFunction {
-    /// What its arguments are, and its result.
+    /// What its arguments are; `result` is the same for its result.
     pub(crate) words: WordKind,
     pub(crate) result: WordKind,
     /// Whether its results are recorded: then there are points at its returns.
     pub(crate) has_results: bool,
     /// Whether only its results are recorded, not its calls.
     pub(crate) has_only_results: bool,
-    /// If all of its exits are recorded, with the place of each call on its stack: the stack that it is
-    /// called on.
+    /// The stack that it is called on, if all of its exits are recorded, with the place of each call on that stack.
     pub(crate) exits_on: Option<StackKind>,
     pub(crate) part: FunctionPart,
     /// Whether it is of OCaml, which does not use the x87 unit.
@@ -257,7 +256,7 @@ pub(crate) struct WatchedFunction {
 /// Where in a function a point is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum FunctionPart {
-    /// At its entry, where nothing is below the stack pointer.
+    /// At its entry, where the red zone below the stack pointer is unused.
     Entry,
     /// At an instruction within it.
     Inside,
@@ -265,7 +264,7 @@ pub(crate) enum FunctionPart {
     Exit,
 }
 
-/// Values of OCaml, or anything: the kernel is asked before memory is read.
+/// What words of a function may be, and so how the memory that they point to is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum WordKind {
     /// Values of OCaml.
@@ -313,7 +312,8 @@ pub(crate) struct MemorySource {
     pub(crate) base: Option<Register>,
     /// A register, and by what it is multiplied.
     pub(crate) index: Option<(Register, u8)>,
-    /// Without registers, the address of data of the object that the point is in, which are mapped as long as it is.
+    /// The number. Without registers, it is the address of data in the object that has the point: they are mapped as
+    /// long as the point is.
     pub(crate) displacement: i64,
     /// How many bytes it has: 1, 2, 4 or 8.
     pub(crate) size: u8,
@@ -506,8 +506,8 @@ impl ArgumentSource {
         })
     }
 
-    /// Returns its general register, if a number of so many bytes there may distinguish events: one of less than 4 does
-    /// not.
+    /// Returns its general register, if a number of `size` bytes there may distinguish events: this takes at least 4
+    /// bytes.
     pub(crate) fn register_of_number(self, size: u8) -> Option<Register> {
         match self {
             ArgumentSource::Register(register) if size >= 4 => Some(register),
@@ -774,7 +774,7 @@ mod tests {
             (ArgumentSource::on_stack(8), true),
             (memory(rbx, None), true),
             (memory(None, Some((Register::RBX, 8))), true),
-            // Of the object that the point is in.
+            // Static data of the object that has the point, which are always readable.
             (memory(None, None), false),
         ] {
             for role in asking("arg0 == 1", "arg0", ParameterKind::Value, source) {

@@ -99,12 +99,12 @@ impl Observer {
         for arena in &active.arenas {
             points.extend(find_points(process, &memory, arena)?.discarded);
         }
-        let sites = discards.unknown(&active.plan, &points);
-        if !sites.is_empty() {
+        let points = discards.new_among(&active.plan, &points);
+        if !points.is_empty() {
             let maps = read_maps(process)?;
             // Afterwards: another tool that removes this observation says so before it restores the sites.
             refuse_replaced(process, &memory, &active.arenas)?;
-            discards.add(&sites, &maps);
+            discards.add(&points, &maps);
         }
         Ok(())
     }

@@ -52,12 +52,13 @@ pub struct ObservationReport {
     /// An upper bound of the total time for which the process was stopped to remove the
     /// observation; zero if it had exited.
     pub stopped: Duration,
-    /// Sites whose records are incomplete.
+    /// Sites and functions whose records are incomplete, because their patches were discarded.
     pub discarded: DiscardedPatches,
     /// See [`CleanReport::still_mapped`](crate::CleanReport::still_mapped).
     pub still_mapped: u64,
-    /// Why processes that were forked meanwhile could not be restored, with their pids, if their hits were to be recorded, too
-    /// ([`Observation::record_forked`](crate::Observation::record_forked)): [`Target::clean`](crate::Target::clean) restores each.
+    /// The pids of forked processes that could not be restored, each with the error, if their hits were recorded, too
+    /// ([`Observation::record_forked`](crate::Observation::record_forked)). [`Target::clean`](crate::Target::clean)
+    /// restores each.
     pub unrestored: Vec<(i32, Arc<Error>)>,
 }
 
@@ -71,7 +72,8 @@ impl Observer {
     /// - It cannot be stopped, or another update is in progress. Then it stays observed, nothing is
     ///   dropped, and this can be called again.
     /// - Another observer has replaced this one ([`ObserveError::Replaced`]), or this one has been removed
-    ///   ([`ObserveError::Removed`]). What a replacing tool has left when it was killed is removed all the same.
+    ///   ([`ObserveError::Removed`]). If the
+    ///   replacing tool was killed, what it has left is removed all the same.
     pub fn remove(&mut self) -> Result<ObservationReport> {
         self.refuse_removed()?;
         if let Some(mut switch) = self.events_switch.take() {
@@ -90,7 +92,7 @@ impl Observer {
             let undone = switch.undo_late_call(&self.target, &report.counts);
             let _ = undone.and_then(|()| switch.undo_pause(&self.target));
         }
-        // Again: those that were about to execute a program have done so.
+        // Looks again: children that were about to call execve(2) have done so by now.
         self.lock_forked()
             .look(self.target.opened.process(), &self.active.arenas);
         self.is_removed = removed.is_ok();
@@ -106,17 +108,17 @@ impl Observer {
         })
     }
 
-    /// If the tool that has replaced this observer has ended, removes what it has left: it may have been killed before it had
-    /// restored all points of this observation, or before it had removed its own.
+    /// If the tool that has replaced this observer has exited, removes what it has left: it may have been killed
+    /// before it had restored all points of this observation, or before it had removed its own observation.
     fn clean_after_dead_successor(&mut self, error: &Error) {
         let ErrorKind::Observe(ObserveError::Replaced { observer }) = error.kind() else {
             return;
         };
         if !observer.as_ref().is_some_and(|by| by.is_alive) {
-            // As long as it is held, this observation is not taken for one that is left.
+            // `clean` does not take this observation for an orphaned one as long as the lock is held.
             self.active.lock = None;
             let options = self.options_to_clean();
-            // If that fails, the next tool does it, and tells why it cannot.
+            // If that fails, the next tool removes it, or reports why it cannot.
             let _ = self.target.clean(options);
         }
     }
@@ -139,19 +141,20 @@ impl Observer {
         }
     }
 
-    /// Restores the processes that were forked meanwhile, if their hits were to be recorded, too. Returns why some could not be.
+    /// Restores the forked processes, if their hits were recorded, too. Returns the errors of those that could not be
+    /// restored.
     fn restore_all_forked(&self) -> Vec<(i32, Arc<Error>)> {
         let pids = self.recorded_forked().into_iter();
         let failed = pids.filter_map(|pid| Some((pid, Arc::new(self.restore_forked(pid).err()?))));
         failed.collect()
     }
 
-    /// Restores a process that was forked meanwhile ([`Observer::records_forked`]), as [`Observer::remove`] does with those of a
-    /// process that has not exited: its copies of the trampolines are removed like those of a tool that was killed.
+    /// Restores a forked process ([`Observer::records_forked`]): its copies of the trampolines are removed like those
+    /// of a tool that was killed. [`Observer::remove`] does the same, unless the parent has exited.
     ///
     /// # Errors
     ///
-    /// See [`Target::clean`](crate::Target::clean); that it has exited, or executed a program, is none.
+    /// See [`Target::clean`](crate::Target::clean). It is no error if the process has exited or executed a program.
     pub fn restore_forked(&self, pid: i32) -> Result<()> {
         let options = self.options_to_clean();
         let child = self.target.open_forked(pid);
@@ -161,7 +164,7 @@ impl Observer {
         }
     }
 
-    /// With which observations of tools that have ended are removed.
+    /// The options with which orphaned observations are removed.
     fn options_to_clean(&self) -> Options {
         Options {
             take_over: false,
@@ -184,7 +187,7 @@ impl Observer {
             remove(process, &memory, &active.arenas, options, read)
         };
         let removed = match remove_all() {
-            // Again, without that follower or connected to it anew.
+            // Tries again, without that follower or with a new connection to it.
             Err(error) if is_follower_lost(&error) && !is_partly_removed(&error) => remove_all(),
             removed => removed,
         };
@@ -247,8 +250,8 @@ impl Observer {
         let mut discards = self.lock_discards();
         match removed {
             Ok(removed) => {
-                let sites = discards.unknown(&self.active.plan, &removed.discarded);
-                discards.add(&sites, maps);
+                let points = discards.new_among(&self.active.plan, &removed.discarded);
+                discards.add(&points, maps);
                 let mut loaded = self.lock_loaded_later();
                 if loaded.is_possible() {
                     loaded.look(self.target.opened.process(), maps);

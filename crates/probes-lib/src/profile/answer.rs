@@ -16,10 +16,10 @@ use super::time_sums::WaitTimes;
 pub struct ThreadTimes {
     /// How long it was on a processor. That of a process is of all its threads, however short they were.
     pub running: Duration,
-    /// How long it waited for one, as far as it was looked at.
+    /// How long it waited for a processor, as far as it was looked at.
     pub runnable: Duration,
-    /// How long it was off the processor for other reasons. Before the first look at a thread, and after the last, these are its
-    /// waits, if they were recorded; if not, that is estimated ([`Profile::off_variance`]).
+    /// How long it was off the processor for other reasons. The time before the first look at a thread and after the
+    /// last is the sum of its waits, if they were recorded; if not, it is estimated ([`Profile::off_variance`]).
     pub off: Duration,
 }
 
@@ -56,15 +56,15 @@ pub struct Profile {
     pub seconds: Duration,
     /// How often all its threads were looked at; samples that the kernel takes are not counted.
     pub samples: u64,
-    /// How many threads there were; of those that were seen, if waits were not recorded.
+    /// How many threads there were; if waits were not recorded, how many were seen.
     pub threads: usize,
     /// The times of all threads, as the kernel counts them; `None` if it does not.
     pub times: Option<ThreadTimes>,
     /// The variance of [`ThreadTimes::off`], in seconds squared; zero if it is exact: if waits were recorded, or if no thread began
     /// meanwhile.
     pub off_variance: f64,
-    /// How long threads ran of which there is no sample. The times of [`Activity::Running`] in `stacks` and this time add up to how long
-    /// the process ran.
+    /// The running time of which there is no sample. The times of [`Activity::Running`] in `stacks` and this time add
+    /// up to how long the process ran.
     pub not_sampled: Duration,
     /// How often the process was stopped for a sample.
     pub stops: u64,
@@ -77,7 +77,7 @@ pub struct Profile {
     /// How the stacks of running threads were read.
     pub running: RunningMethod,
     /// By how much the time of [`Activity::Unseen`](crate::Activity::Unseen) may be too long, at most, because the
-    /// process was stopped: the sum of these waits that may be nothing but a stop.
+    /// process was stopped: the sum of the unseen waits that may be nothing but a stop.
     pub unseen_excess: Duration,
 }
 
@@ -89,10 +89,11 @@ pub struct Profile {
 pub enum RunningMethod {
     /// By stopping them.
     Stopped,
-    /// By samples that the kernel takes. Nothing was stopped; but a process of OCaml 5, unless the profiler is live, was stopped for samples
-    /// that came too late ([`Profile::stops`]).
+    /// By samples that the kernel takes. Nothing was stopped, except in a process of OCaml 5 if the profiler is not
+    /// live: its threads were stopped as well ([`Profile::stops`]), but too late, so the kernel's samples are the
+    /// answer.
     ByKernel {
-        /// Whether it takes them of threads that are in the kernel, too; if not, that time is missing.
+        /// Whether it also takes samples while a thread is in the kernel; if not, that time is missing.
         in_kernel: bool,
     },
     /// Not at all: nothing was to be stopped, and the kernel took no samples, because it does not permit that or was
@@ -153,8 +154,9 @@ pub struct ProfiledStack {
     /// several stacks add up like their times, and the square root of the sum is the standard deviation: 95 % of all
     /// times are within two of them.
     pub variance: f64,
-    /// The same of the time as one in or out of collections ([`ProfiledStack::in_collection`]), which is known of the moments of samples
-    /// only, and of all threads at once: the standard deviations of several threads add up.
+    /// The variance that is due to dividing the time into collections and the rest ([`ProfiledStack::in_collection`]).
+    /// This is known only at the moments of samples, for all threads at once: so the standard deviations of several
+    /// threads add up.
     pub split_variance: f64,
     /// How long each wait was, if they were recorded.
     pub waits: Option<WaitTimes>,

@@ -20,22 +20,24 @@ use crate::stacks::monotonic_now;
 use crate::sys::perf::ClockSamples;
 use crate::unwind::RawStack;
 
-/// How long to wait between two looks at waits, at least, on average.
+/// The shortest average time between two looks at waits.
 const WAIT_INTERVAL: Duration = Duration::from_micros(800);
 
-/// Looks at waits are followed by a pause of so many times as long as they took: so they take 2.5 % of a processor, as much as samples
-/// take at most.
+/// The pause after a look at waits is so many times as long as the look took. So looks take 2.5 % of a processor,
+/// which is also the most that samples take.
 const WAIT_PAUSE: u32 = 39;
 
 impl Profiler {
-    /// Begins anew, and has the kernel record each wait, so that the times of waits are exact: with its stack if
-    /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are sampled, and
-    /// [`Profile::waits`](crate::Profile::waits) says why. Ends [`distinguish_collections`](Self::distinguish_collections).
+    /// Begins anew, and has the kernel record each wait, so that the times of waits are exact. A wait has a stack if
+    /// it lasts until [`look_at_waits`](Self::look_at_waits) is called. If the kernel does not permit that, waits are
+    /// sampled, and [`Profile::waits`](crate::Profile::waits) says why. Ends
+    /// [`distinguish_collections`](Self::distinguish_collections).
     ///
-    /// With `hz`, from 1 to 10,000, the kernel samples the threads that run, too, so many times in each second that they run, if it permits
-    /// that. Then nothing is stopped, and [`Profile::running`](crate::Profile::running) says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is
-    /// live: a sample has the bytes of one stack, and they have two. The kernel's samples are the answer only if stops come too late for
-    /// more than a twentieth of the running time, as the process waits often.
+    /// With `hz`, from 1 to 10,000, the kernel also samples the threads that run, that many times in each second of
+    /// running time, if it permits that. Then nothing is stopped, and [`Profile::running`](crate::Profile::running)
+    /// says so. Threads of OCaml 5 are stopped nevertheless, unless the profiler is live: they have several stacks,
+    /// and a sample has the bytes of one. The kernel's samples then replace the stops only if these come too late for
+    /// more than a twentieth of the running time, because the process waits often.
     ///
     /// # Errors
     ///
@@ -77,12 +79,13 @@ impl Profiler {
         SwitchRecorder::of_process(process, None)
     }
 
-    /// Whether threads that run are stopped, even if the kernel samples them: its samples have one of the two stacks of OCaml 5.
+    /// Whether threads that run are stopped even if the kernel samples them: a sample has one of the stacks that a
+    /// thread of OCaml 5 has.
     pub(super) fn stops_threads(&self) -> bool {
         !self.is_live && self.stacks.has_fibers()
     }
 
-    /// The samples that the kernel takes of running threads, if they are not stopped.
+    /// The samples that the kernel takes of running threads, if these are not stopped as well.
     pub(super) fn clock_samples(&self) -> Option<ClockSamples> {
         let recorded = self.recorded.as_ref()?;
         let samples = recorded.switches.clock_samples()?;
@@ -106,7 +109,7 @@ impl Profiler {
                 let (waits, switched) = (&recorded.waits, std::mem::take(&mut recorded.switched));
                 to_look_at = switched;
                 to_look_at.retain(|tid| waits.is_unseen(*tid));
-                // Whether these wait is not known before the records of this time are complete.
+                // It is not known whether these wait until the records of this time are complete.
                 to_look_at.extend(recorded.switches.just_switched());
             }
         }
@@ -131,9 +134,10 @@ impl Profiler {
         Ok(())
     }
 
-    /// Returns what becomes readable when there is a sample whose stack is to be read at once, by
-    /// [`look_at_waits`](Self::look_at_waits): of a profile of OCaml 5, whose threads have several stacks, the kernel copies one. Where
-    /// threads are stopped, too, so that these samples may not be needed, reading them at once takes no more than 5 % of a processor.
+    /// Returns the descriptors that become readable when there is a sample whose stack is to be completed at once, by
+    /// [`look_at_waits`](Self::look_at_waits). Only threads of OCaml 5 have such samples: the kernel copies one of
+    /// their stacks. If threads are stopped, too, the samples may not be needed; then reading them at once takes no
+    /// more than 5 % of a processor.
     pub fn sample_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let now = monotonic_now();
         let are_read_at_once =
@@ -144,8 +148,8 @@ impl Profiler {
             .flat_map(|recorded| recorded.switches.sample_fds())
     }
 
-    /// Returns how long to wait until waits are to be looked at, so that it takes no more than 2.5 % of a processor;
-    /// less if records would be lost, as there are so many. `None` if waits are not recorded.
+    /// Returns how long to wait before the next look at waits, so that looks take no more than 2.5 % of a processor.
+    /// The pause is shorter if so many records come that some would be lost. `None` if waits are not recorded.
     pub fn wait_pause(&self) -> Option<Duration> {
         let recorded = self.recorded.as_ref()?;
         let pause = recorded.ran.saturating_mul(WAIT_PAUSE).max(WAIT_INTERVAL);
@@ -159,7 +163,7 @@ impl Profiler {
         let (recorded, stacks) = (self.recorded.as_mut(), &mut self.stacks);
         let complete = |copied: &CopiedStack| stacks.completed(copied);
         let read = recorded.map(|recorded| recorded.switches.read(is_last, complete));
-        // Later than the records, which are of no time that it has not counted.
+        // The clock is read after the records, so it has counted all the time that they are of.
         self.read_clock();
         let (Some((records, until)), Some(recorded)) = (read, &mut self.recorded) else {
             return tids;
@@ -189,7 +193,7 @@ impl Profiler {
                 recorded.looks_at_exited.remove(&tid);
             }
         }
-        // Nothing, unless the process has exited since its clock was read.
+        // Zero, unless the process has exited: then its clock was last read earlier.
         let ran_since = recorded.waits.ran_since();
         self.sums.process.set_after(ran_since);
         if let Some(by_kernel) = &mut recorded.beside_stops {

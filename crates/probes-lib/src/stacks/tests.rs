@@ -1,4 +1,4 @@
-//! Stacks of which a part is not copied.
+//! Stacks of which only a part was copied.
 
 use test_support::{Talker, program};
 
@@ -93,7 +93,8 @@ fn stacks_of_two_moments_are_noticed() {
     let mut pages = CachedPages::new(&stacks.memory);
     let whole = stacks.unwinder.unwind(place.registers(), &mut pages);
     assert!(stacks.unwinder.are_called(&whole.frames, &mut pages));
-    // A frame that is missing, as if the next outer one had called another function since; calls by a register may lead anywhere.
+    // Without one frame, as if its caller had called another function since. Not noticed if a call is by a register,
+    // which may lead anywhere.
     let noticed = (1..whole.frames.len() - 1).filter(|missing| {
         let mut frames = whole.frames.clone();
         frames.remove(*missing);
@@ -113,7 +114,7 @@ fn stacks_of_two_moments_are_noticed() {
         "{start:x}"
     );
     assert_eq!(found.frames, whole.frames);
-    // A word that the copy leads through is another one now.
+    // The copy has a return address that is not on the stack now.
     let return_address = whole.frames[1].address.0;
     let at = words.iter().position(|it| *it == return_address).unwrap();
     let mut other = words[..=at].to_vec();

@@ -76,8 +76,8 @@ impl<'m> StoppedMemory<'m> {
     }
 }
 
-/// Returns whether ptrace may be able to write where /proc/PID/mem is not: from Linux 6.12 on, with
-/// proc_mem.force_override=never, read-only pages cannot be written through it. On a page that is not mapped, both fail alike.
+/// Returns whether ptrace may succeed where a write to /proc/PID/mem has failed. From Linux 6.12 on, with
+/// proc_mem.force_override=never, /proc/PID/mem does not write read-only pages. On an unmapped page, both fail alike.
 fn needs_ptrace(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EIO)
 }
@@ -122,8 +122,8 @@ impl WriteMemory for StoppedMemory<'_> {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
         };
-        // The seccomp profiles of some containers allow ptrace and not this call; and it does not
-        // write where the process itself may not.
+        // The seccomp profiles of some containers allow ptrace, but not process_vm_writev, which also does not write
+        // where the process itself may not.
         if !matches!(
             source.raw_os_error().map(Errno::from_raw),
             Some(Errno::EPERM | Errno::ENOSYS | Errno::EFAULT)

@@ -1,4 +1,5 @@
-//! Whether frames have called each other, as far as code tells: a check of stacks that may be of two moments.
+//! Checks whether each frame of a stack may have been called by the next one, as far as the code tells. If not, parts
+//! of the stack may have been read at different moments.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use super::memory::StackMemory;
 use super::{RawFrame, Unwinder, guess};
 use crate::address::LiveAddr;
 
-/// Functions that are longer are taken for ones that may jump anywhere.
+/// A longer function, in bytes, is assumed to jump anywhere.
 const MAX_LEN: u64 = 1 << 16;
 
 /// How many jumps are followed from the function that is called to one that has a frame.
@@ -17,20 +18,21 @@ const MAX_JUMPS: u32 = 3;
 /// How many functions are looked at to find out whether a call leads to code.
 const MAX_TARGETS: u32 = 4096;
 
-/// How many functions are kept.
+/// How many functions are kept with their jumps.
 const MAX_KEPT: usize = 1 << 14;
 
-/// Where a function may go by a jump, so that what it calls last has its caller.
+/// Where a function may jump to (tail calls): the code there then returns to the caller of this function.
 #[derive(Clone, Debug)]
 pub(super) enum JumpsOut {
     /// To an address that is not known from its code.
     Anywhere,
-    /// To these.
+    /// To these addresses.
     To(Vec<u64>),
 }
 
 impl Unwinder {
-    /// Returns whether each of these frames may have been called by the next one, or was interrupted by a signal.
+    /// Returns whether each of these frames may have been called by the next one, or the next one was interrupted by a
+    /// signal.
     pub(crate) fn are_called(
         &mut self,
         frames: &[RawFrame],
@@ -58,8 +60,8 @@ impl Unwinder {
         }
     }
 
-    /// Returns whether a call of the function at `target` may lead to code at `within` without another call; true if that takes more than
-    /// `left` functions.
+    /// Returns whether a call of the function at `target` may lead to code at `within` without another call. True if
+    /// more than `left` functions would have to be looked at.
     fn leads_to(
         &mut self,
         target: u64,

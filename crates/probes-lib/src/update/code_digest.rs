@@ -47,7 +47,7 @@ const CHUNK: usize = 128 << 10;
 /// sites in that code: if some of them are enabled or observed when the digest is computed, it
 /// differs from that of other processes.
 ///
-/// If sites lie in several pieces of code, each with a digest of its own, the greatest of their values is returned.
+/// If sites lie in several pieces of code, each with a digest of its own, the value that comes last below is returned.
 ///
 /// ```no_run
 /// use probes_lib::{CodeDigest, Target};
@@ -83,7 +83,7 @@ pub enum CodeDigest {
 /// What is known of the digests of the code that some sites lie in, and what is to be written before
 /// these are patched.
 pub(crate) struct CodeDigests {
-    /// What holds without writing.
+    /// What holds for the code whose digest is not to be written.
     found: CodeDigest,
     fragments: Option<CodeFragments>,
     writes: Vec<(CodeFragment, Digest)>,
@@ -147,7 +147,7 @@ impl<'r> DigestReader<'r> {
         })
     }
 
-    /// The code may be `patched` at these places already.
+    /// Finds out what is to be written before `sites` are patched; the places `patched` are patched already.
     fn prepare(
         &self,
         memory: &ProcessMemory,
@@ -279,9 +279,9 @@ impl<'r> DigestReader<'r> {
         Some((elf, start, segment))
     }
 
-    /// Returns the digest of code as its file has it. With `memory`, and the places in it that are patched, returns
-    /// `None` if it differs from the file outside of sites and of these places: other processes of the program may
-    /// then have another digest.
+    /// Returns the digest of code as its file has it. `memory`, if it is given, is compared with the file, except for
+    /// sites and the places that are patched. If they differ, returns `None`: other processes of the program may have
+    /// another digest.
     fn digest_of_file(
         &self,
         code: &Range<LiveAddr>,
@@ -332,9 +332,8 @@ impl CodeDigests {
         }
     }
 
-    /// Stops the process at a moment when no thread is computing a digest that is to be written: if
-    /// one is, resumes the process and stops it again, until `limit` has passed. Then it is stopped
-    /// all the same.
+    /// Stops the process at a moment when no thread is computing a digest that is to be written. If one is, resumes
+    /// the process and stops it again. After `limit`, leaves it stopped all the same.
     ///
     /// # Errors
     ///
@@ -433,8 +432,8 @@ fn has_any(sites: &[LiveAddr], code: &Range<LiveAddr>) -> bool {
     sites.get(first).is_some_and(|site| *site < code.end)
 }
 
-/// Returns whether code at `at` is as in its file, except for sites. These may be other patched places, too: no patch
-/// is longer than a site.
+/// Returns whether code at `at` is as in its file, except for `sites`. They may include other patched places, because
+/// no patch is longer than a site.
 fn is_same_outside_sites(sites: &[LiveAddr], at: LiveAddr, file: &[u8], live: &mut [u8]) -> bool {
     if file == live {
         return true;

@@ -242,7 +242,8 @@ impl PlanInputs<'_> {
         draft: &mut Draft,
     ) -> Result<PlannedChange> {
         let writes = self.counter_writes(probe, choice, before)?;
-        // Of each counter by itself: an undo may disable the sites of one object, and leave those of another enabled.
+        // Each counter has its own order: an undo may disable the sites of one object, and leave those of another
+        // enabled.
         let order_of = |write: &CounterWrite| WriteOrder {
             stage: choice.stage,
             enable: write.new > 0,
@@ -273,7 +274,7 @@ impl PlanInputs<'_> {
             sites,
         };
         for write in writes {
-            // Also without a counter to write: sites may change alone.
+            // The order is added even if the counter stays the same: its sites may change alone.
             let of_order = draft.counters.entry(order_of(&write)).or_default();
             of_order.extend((write.new != write.old).then_some(write));
         }

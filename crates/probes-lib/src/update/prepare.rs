@@ -1,5 +1,5 @@
-//! One update of a process whose image is known: what is prepared while it runs, and what is done while it
-//! is stopped.
+//! One update of a process whose image is known: how it is prepared while the process runs, and carried out while it
+//! is stopped, or runs (a live update, or one of the current process).
 
 use std::cell::Cell;
 use std::io;
@@ -87,7 +87,7 @@ pub(crate) struct PreparedUpdate<'a> {
     mappings: Vec<Mapping>,
     plan: UpdatePlan,
     gigatext: bool,
-    /// Found before the process is stopped, because that takes time.
+    /// What dead holders hold of probes whose counters are set. Found before the stop, because finding it takes time.
     overruled: Cell<OverruledHolds>,
 }
 
@@ -158,7 +158,7 @@ impl UpdateContext<'_> {
     /// and not while the process is stopped. Fails if the kernel refuses the write.
     fn touch(&self, at: LiveAddr, byte: u8) -> io::Result<()> {
         if self.memory.covers(at) {
-            // The page is the process's own already.
+            // The site is patched, so the process has its own copy of the page already.
             return Ok(());
         }
         self.memory.bare().write(at, &[byte])
@@ -195,9 +195,9 @@ impl PreparedUpdate<'_> {
         hold.record_intent_without_writes(&self.plan, &image.program, change, process.pid())
     }
 
-    /// Makes dead holders hold nothing any more of the probes whose counters are set, whatever they are. To be called
-    /// right before that: an update that fails earlier, for example because the process cannot be stopped, takes nothing
-    /// from them.
+    /// Removes, from the records of dead holders, the probes whose counters the plan sets, whatever they were. To be
+    /// called just before the first write: an update that fails earlier, for example because the process cannot be
+    /// stopped, changes no records.
     pub(crate) fn forget_overruled(&self) {
         self.overruled.take().forget();
     }

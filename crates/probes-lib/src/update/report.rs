@@ -129,7 +129,7 @@ impl ProbeStates {
     }
 
     /// Returns what a killed observer has left in the process, in words; `None` if there is nothing, or the observer
-    /// is alive. Whether an observer of an earlier version of this crate is alive is not known: that is said, too.
+    /// is alive. It is not known whether an observer of an earlier version of this crate is alive; the text says so.
     pub fn stale_observation(&self) -> Option<String> {
         let are = self.observed_in_words()?;
         match self.observer() {
@@ -313,12 +313,12 @@ pub struct Report {
     pub pid: i32,
     /// The selected probes that are neither in `skipped` nor in `not_undone`, in the order of the actions.
     pub changed: Vec<ProbeChange>,
-    /// Probes that were to be disabled but were disabled already, and probes whose update was to be undone but of
-    /// which nothing was left.
+    /// Probes that were to be disabled but were disabled already, and probes whose update was to be undone but had
+    /// left nothing to undo.
     pub skipped: Vec<String>,
     /// Probes that [`Target::undo`](crate::Target::undo) has not undone, because one of their sites holds
-    /// foreign bytes: a breakpoint, perhaps. Of what a dead holder holds, also those that another holder, which keeps
-    /// them, has disabled: their counters would go below zero.
+    /// foreign bytes: a breakpoint, perhaps. When a dead holder is released, also probes that another holder keeps
+    /// disabled: their counters would go below zero.
     pub not_undone: Vec<String>,
     /// What can be undone, in the order in which it was done.
     pub(crate) applied: Vec<AppliedChange>,
@@ -344,7 +344,7 @@ impl Report {
         }
     }
 
-    /// Returns it with these probes, which are still held, as not undone.
+    /// Returns the report with these probes, which are still held, as not undone.
     pub(crate) fn with_held(mut self, held: &HashSet<String>) -> Report {
         let mut left: Vec<String> = held.iter().cloned().collect();
         left.retain(|name| !self.not_undone.contains(name));
@@ -352,7 +352,7 @@ impl Report {
             let changed = self.changed.iter().map(|change| &change.name);
             changed.chain(&self.skipped).position(|it| it == name)
         };
-        // Those that the program does not have come last.
+        // Probes that the program does not have come last.
         left.sort_by_cached_key(|name| (place(name).unwrap_or(usize::MAX), name.clone()));
         self.skipped.retain(|name| !held.contains(name));
         self.not_undone.extend(left);

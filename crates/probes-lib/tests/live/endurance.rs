@@ -19,11 +19,11 @@ struct ProcessState {
     descriptors: Vec<String>,
     threads: Vec<i32>,
     children: Vec<i32>,
-    signals: Vec<String>,
+    signals_and_tracer: Vec<String>,
 }
 
 impl ProcessState {
-    /// That of our own process. A thread that was joined is listed until it has exited.
+    /// The state of this process. Waits for tracer threads: a thread that was joined is listed until it has exited.
     fn own() -> ProcessState {
         let own = std::process::id() as i32;
         eventually("no thread traces", || {
@@ -46,7 +46,7 @@ impl ProcessState {
             descriptors: descriptors(pid),
             threads: threads(pid),
             children: children(pid),
-            signals: status_lines.map(|name| process::status(pid, name)).into(),
+            signals_and_tracer: status_lines.map(|name| process::status(pid, name)).into(),
         }
     }
 }
@@ -119,9 +119,8 @@ fn service_survives_two_thousand_updates() {
     });
 }
 
-/// Reads up to a line that begins with `last`, once one that begins with `first` has been seen (it
-/// may be the same). The last line says that requests are being watched exactly if `first` is
-/// "probe".
+/// Reads until a line begins with `last`, and that line or an earlier one with `first`. Only if `first` is "probe",
+/// the last line has to say that requests are being watched; otherwise it must not.
 fn read_until(session: &mut Session, hits: &mut BTreeMap<String, u64>, last: &str, first: &str) {
     let mut started = false;
     loop {

@@ -133,7 +133,8 @@ fn kill_while_probes_are_set_is_no_failure() {
     }
 }
 
-/// Has a followed process load a library whose constructor hits its probes, while `meanwhile` is done. Returns the hits.
+/// Has a followed process load a library whose constructor hits its own probes, and calls `meanwhile`. Returns the
+/// hits.
 fn hits_of_load(talker: &mut Talker, meanwhile: impl FnOnce()) -> String {
     talker.send(&format!("load {}", fixture("objects/eager.so").display()));
     meanwhile();
@@ -157,7 +158,7 @@ fn load_waits_for_a_slow_tool() {
         let mut talker = Talker::start(&file);
         let _follow = follow_host(&talker);
         let memory = File::open(format!("/proc/{}/mem", talker.pid())).unwrap();
-        // As a tool that changes it has it.
+        // The update lock, as another tool holds it while it changes the process.
         let lock = Flock::lock(memory, FlockArg::LockExclusive).unwrap();
         let hits = hits_of_load(&mut talker, || {
             std::thread::sleep(Duration::from_millis(1500));

@@ -147,7 +147,7 @@ fn gdb_knows_the_same_source_lines() {
 }
 
 #[test]
-fn gdb_finds_functions_of_a_process_there() {
+fn gdb_finds_the_same_functions_in_a_process() {
     for file in program_forms("service") {
         let target = Talker::start(&file);
         let functions = Functions::of_process(target.pid()).unwrap();
@@ -255,7 +255,7 @@ fn stripped_programs_have_the_same_functions() {
             .collect();
         for function in stripped.functions() {
             let len = known.get(&function.address());
-            // Some parts of functions of 2 bytes (ud2) look like functions.
+            // Some parts of functions that are 2 bytes long (ud2) look like functions.
             let is_function = len == Some(&function.len()) || function.len() == 2;
             assert!(is_function, "{} {}", function.address(), function.len());
         }
@@ -286,7 +286,8 @@ fn frametables_name_functions_without_symbols() {
             assert_eq!(symbol.language, Some(Language::Ocaml), "{symbol} {name}");
             named += 1;
             same += usize::from(name.text == symbol.text);
-            // `Stdlib.List.fun` is `Stdlib.List.fold.(fun)`, and `Stdlib.List.entry` is `Stdlib.List`.
+            // Some names differ: the symbol `Stdlib.List.fun` is `Stdlib.List.fold.(fun)` in the frametable, and
+            // `Stdlib.List.entry` is `Stdlib.List`.
             let (module, _) = symbol.text.rsplit_once('.').unwrap();
             assert!(name.text.starts_with(module), "{symbol} {name}");
         }

@@ -265,7 +265,7 @@ fn starts_left_out_are_not_unmatched() {
             let waiting = observer.latencies().unwrap().remove(0);
             assert_eq!(outcomes(&waiting), [0, 20, 0, 0], "{by_key}");
             talker.ask("stop", "stop");
-            // Without a key, the innermost 64 are known: of 130 with 66 others, half.
+            // Without a key, the innermost 64 of the 130 starts are kept. Half of the 66 others would have been timed.
             talker.ask("start 1 130", "start");
             talker.ask("stop", "stop");
             let latency = observer.remove().unwrap().latencies.remove(0);
@@ -341,7 +341,7 @@ fn pair_observations_start_and_end_under_load() {
     }
 }
 
-/// Does what `name` names in the program, and returns the times from start to stop.
+/// Has the program execute the command `name`, and returns the times from start to stop.
 fn times_of(talker: &mut Talker, target: &Target, name: &str, rounds: u32) -> Latency {
     let mut observer = observe(target);
     talker.ask(&format!("{name} {rounds}"), name);
@@ -376,7 +376,7 @@ fn requests_that_threads_hand_over_are_noticed() {
         let latency = times_of(&mut talker, &target, "handed", 100);
         assert_eq!((latency.count(), latency.interleaved()), (200, 200));
         assert_eq!(latency.is_trusted(), Some(false), "{latency:?}");
-        // From a start to the next, the numbers differ, too.
+        // The numbers also differ between a start and the next one, which is no sign of interleaving.
         let observation = Observation::new().time("start", "start");
         let mut observer = target.observe(&observation, options()).unwrap();
         talker.ask("flight 1 100", "flight");

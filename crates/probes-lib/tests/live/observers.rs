@@ -31,7 +31,7 @@ fn already_observed(error: &Error) -> &ToolProcess {
     }
 }
 
-/// Asserts that the error says that this process has taken over; returns whether that observer is alive.
+/// Asserts that the error names this process as the successor; returns whether the successor is alive.
 #[track_caller]
 fn assert_replaced_from_here(error: &Error) -> bool {
     let ErrorKind::Observe(ObserveError::Replaced { observer: Some(by) }) = error.kind() else {
@@ -76,7 +76,7 @@ fn second_observer_is_refused_naming_the_first() {
         }
         before.assert_same(&Image::of(pid).text(), "the observed program");
         assert_eq!(anonymous_code(pid), mapped);
-        // Its probes can be switched meanwhile.
+        // The probes of an observed process can be switched.
         target.update(&named(Action::Enable, "start")).unwrap();
         talker.hits();
         target.update(&named(Action::Disable, "start")).unwrap();
@@ -84,7 +84,7 @@ fn second_observer_is_refused_naming_the_first() {
         assert_eq!(observed.counts.total(), 2);
         assert_eq!(observed.latencies[0].count(), 1);
         assert!(target.states().unwrap().observer().is_none());
-        // Once it has been removed, the next observer needs no `take_over`.
+        // Once the observation has been removed, the next observer needs no `take_over`.
         target
             .observe(&everything(), options())
             .unwrap()
@@ -131,7 +131,7 @@ fn replaced_observer_gets_an_error() {
 // promise: Observations: An observation left by a dropped observer is replaced without
 //    `take_over` (2)
 #[test]
-fn dropped_observer_does_not_refuse_others() {
+fn dropped_observer_does_not_block_others() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();

@@ -24,7 +24,7 @@ fn trampoline_of(pid: i32, counts: &Counts, name: &str) -> u64 {
     (site + 6).wrapping_add_signed(displacement.into())
 }
 
-/// The lowest bytes of the threads' stacks, above their guards, which no thread has used yet.
+/// The lowest addresses of the threads' stacks, just above the guard pages: no thread has used this memory yet.
 fn unused_ends_of_stacks(pid: i32) -> Vec<u64> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let lines: Vec<&str> = maps.lines().collect();
@@ -78,8 +78,8 @@ fn unused_stack_memory_keeps_nothing_mapped() {
     }
 }
 
-/// A program with a place at the start of its stack where the test may put a word: the memory that
-/// the word points to stays mapped as long as the word is there.
+/// A program with a place in its stack, above all frames, where the test may put a word. The memory that the word
+/// points to stays mapped as long as the word is there.
 struct Keeper {
     talker: Talker,
     place: u64,
@@ -89,7 +89,7 @@ impl Keeper {
     fn start(file: &Path) -> Keeper {
         const ARGUMENT: &str = "a word that a debugger may change, wherever it begins";
         let talker = Talker::start_with(file, [ARGUMENT]);
-        // Above all frames of its first thread.
+        // The argument is above all frames of the first thread: arg_start and arg_end of /proc/PID/stat.
         let start = stat(talker.pid(), 48).parse::<u64>().unwrap();
         let end = stat(talker.pid(), 49).parse::<u64>().unwrap();
         let arguments = peek(talker.pid(), start, (end - start) as usize);
@@ -104,7 +104,7 @@ impl Keeper {
     }
 }
 
-fn all_are(target: &Target, state: State) {
+fn assert_all_are(target: &Target, state: State) {
     let states = target.states().unwrap();
     for probe in states.probes().filter(|probe| probe.site_count() > 0) {
         assert_eq!(probe.state(), state, "{}", probe.name());
@@ -135,29 +135,29 @@ fn memory_still_in_use_stays_mapped_until_free() {
         assert_eq!(mapped(pid), len);
         // No site is patched any more, whether it is enabled or disabled.
         assert_eq!(target.states().unwrap().observed_sites(), 0);
-        all_are(&target, State::Enabled);
+        assert_all_are(&target, State::Enabled);
         target.update(&all(Action::Disable)).unwrap();
         let kept = CleanReport {
             sites: 0,
             still_mapped: len,
         };
         assert_eq!(target.clean(options()).unwrap(), kept);
-        all_are(&target, State::Disabled);
+        assert_all_are(&target, State::Disabled);
 
         // The next observation has its own memory, and the remaining mapping does not disturb it.
         let mut second = target.observe(&observation, options()).unwrap();
         let sites = target.states().unwrap().observed_sites();
         assert!(sites > 0);
-        all_are(&target, State::Disabled);
+        assert_all_are(&target, State::Disabled);
         target.update(&all(Action::Enable)).unwrap();
-        all_are(&target, State::Enabled);
+        assert_all_are(&target, State::Enabled);
         keeper.talker.hits();
         let observed = second.remove().unwrap();
         assert_eq!(
             (observed.counts.total(), observed.still_mapped),
             (sites as u64, 0)
         );
-        all_are(&target, State::Enabled);
+        assert_all_are(&target, State::Enabled);
         target.update(&all(Action::Disable)).unwrap();
 
         assert_eq!(mapped(pid), len);
@@ -311,10 +311,10 @@ fn self_filtered_process_is_restored_but_keeps_memory() {
     }
 }
 
-// promise: Observations: What remains in a process that has set a seccomp filter is removed, but
-//    not by an observer that is refused (2)
+// promise: Observations: Orphaned sites in a process that has set a seccomp filter are restored, but not by an
+//    observer that is refused (2)
 #[test]
-fn orphaned_observation_in_filtered_process_is_removed() {
+fn orphaned_sites_in_filtered_process_are_restored() {
     for file in fixture_forms("seccomp") {
         let mut talker = Talker::start_with(&file, ["later"]);
         let pid = talker.pid();
@@ -366,16 +366,16 @@ fn observation_that_cannot_be_removed_is_removed_later() {
         before.assert_same(&Image::of(pid).text(), "the program");
         assert_eq!(anonymous_code(pid), [""; 0]);
         // The observation has ended.
-        let is_over = |error: probes_lib::Error| {
+        let assert_removed = |error: probes_lib::Error| {
             assert!(
                 matches!(error.kind(), ErrorKind::Observe(ObserveError::Removed)),
                 "{error}"
             );
         };
-        is_over(observer.counts().unwrap_err());
-        is_over(observer.latencies().unwrap_err());
-        is_over(observer.events().unwrap_err());
-        is_over(observer.remove().unwrap_err());
+        assert_removed(observer.counts().unwrap_err());
+        assert_removed(observer.latencies().unwrap_err());
+        assert_removed(observer.events().unwrap_err());
+        assert_removed(observer.remove().unwrap_err());
         talker.hits();
     }
 }

@@ -106,7 +106,7 @@ fn every_hit_is_shown_or_counted_as_dropped() {
                 threads * each,
                 "{dropped} dropped"
             );
-            // In order for each thread: the number that is the first argument ascends.
+            // The hits of each thread are in order: their first argument, a number, increases.
             let mut by_thread = std::collections::BTreeMap::<i32, Vec<i64>>::new();
             for event in &all {
                 let Value::Int(number) = event.arguments[0] else {
@@ -124,10 +124,10 @@ fn every_hit_is_shown_or_counted_as_dropped() {
     }
 }
 
-// promise: Observations: Memory that is mapped during an observation is read, and memory that is
-//    unmapped is not touched (2 × 10,000 pages)
+// promise: Observations: A string in memory that is mapped and unmapped during an observation is shown whole, or as
+//    unread (2 × 10,000 pages)
 #[test]
-fn mapped_memory_is_read_unmapped_is_not() {
+fn strings_in_fresh_memory_are_whole_or_unread() {
     for file in fixture_forms("timed") {
         let mut talker = Talker::start(&file);
         let target = Target::open(talker.pid()).unwrap();
@@ -185,7 +185,7 @@ fn programs_are_observed_from_first_to_last_hit() {
     for name in ["timed", "gen_ocaml_2", "gen_ocaml_2_static", "objects/host"] {
         for file in fixture_forms(name) {
             let observation = Observation::new().count(Selector::All).watch(Selector::All);
-            // They have exited by the time the events are read.
+            // The program has exited by the time the events are read.
             let observed = observe_to_exit(&file, observation, "run\nrun\nrun\nquit\n");
             let name = file.display();
             for (probe, hits) in observed.counts.probes() {
@@ -257,8 +257,8 @@ fn values_are_not_read_without_an_observer() {
     }
 }
 
-/// Checks that no values are read after `idle`, in which the observer does nothing, as if it were dead, so
-/// that the table of readable pages is not renewed.
+/// Asserts that no string is read after `idle`. Meanwhile the observer does not renew the table of readable pages, as
+/// if it were dead.
 fn expect_expiry(file: &Path, idle: impl Fn(Pid)) {
     let mut talker = Talker::start(file);
     let target = Target::open(talker.pid()).unwrap();
@@ -293,7 +293,7 @@ pub(crate) fn launch_observed(file: &Path, observation: Observation) -> (Talker,
     (Talker::of(Guard::from(launched.into_child())), observer)
 }
 
-/// Starts a program twice, observed from outside and from its launch on.
+/// Starts a program twice: one process is observed later, the other from its launch on.
 fn observed_both_ways(file: &Path, selector: fn() -> Selector) -> [(Talker, Observer); 2] {
     let talker = Talker::start(file);
     let observer = watch(&Target::open(talker.pid()).unwrap(), selector());
@@ -321,7 +321,7 @@ fn hold(talker: &mut Talker, observer: &mut Observer) {
 
 // promise: Observations: A forked child that unmaps a page does not read it, though its parent does (4)
 #[test]
-fn forked_child_reads_no_values() {
+fn forked_child_does_not_touch_unmapped_memory() {
     for file in fixture_forms("timed") {
         for (mut talker, mut observer) in observed_both_ways(&file, || Selector::name("start")) {
             hold(&mut talker, &mut observer);

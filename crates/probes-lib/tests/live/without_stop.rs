@@ -190,11 +190,11 @@ fn unexpected_state_is_refused_before_any_write() {
         session.image().assert_same(&before, "after a refusal");
     }
     for file in fixture_forms("shared_text") {
-        refused_as_shared(&file);
+        assert_refused_as_shared(&file);
     }
 }
 
-fn refused_as_shared(file: &Path) {
+fn assert_refused_as_shared(file: &Path) {
     let session = Session::start(file).live();
     let error = session.apply(&all(Action::Enable)).unwrap_err();
     assert!(

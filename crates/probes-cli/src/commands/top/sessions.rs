@@ -65,7 +65,7 @@ impl ProcessSession {
         }
     }
 
-    fn as_parent(&self) -> Option<ObservedAncestor<'_>> {
+    fn as_ancestor(&self) -> Option<ObservedAncestor<'_>> {
         Some(ObservedAncestor {
             target: self.session.target(),
             observer: self.session.observer()?,
@@ -128,7 +128,7 @@ impl Sessions {
         for one in self.each.iter_mut().filter(|one| one.has_ended) {
             one.session.close_if_reaped();
         }
-        let parents = self.each.iter().filter_map(ProcessSession::as_parent);
+        let parents = self.each.iter().filter_map(ProcessSession::as_ancestor);
         let mut joining = Vec::new();
         for it in following.forked.find(parents) {
             let parent = &self.each[it.parent].session;
@@ -168,7 +168,7 @@ impl Sessions {
         for &(pid, parent) in &following.late {
             warn_of_late_start(&messages(pid), pid, parent);
         }
-        let observed = self.each.iter().filter_map(ProcessSession::as_parent);
+        let observed = self.each.iter().filter_map(ProcessSession::as_ancestor);
         let restored = following.forked.restore(observed);
         let unrestored = restored.into_iter();
         let unrestored = unrestored.map(|(pid, error)| (pid, Failure::of_removal(pid, error)));

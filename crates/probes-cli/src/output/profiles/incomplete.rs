@@ -15,7 +15,7 @@ const MIN_PERCENT: f64 = 0.05;
 pub(crate) enum IncompleteBecause {
     /// The kernel copies only the innermost part of a stack for a sample.
     NotCopied,
-    /// The thread waited: its registers are not known, as it was not stopped for them.
+    /// The thread waited: its registers are not known, because it was not stopped to read them.
     NoRegisters,
     /// Something in the program.
     Program,
@@ -28,7 +28,7 @@ pub(crate) struct IncompleteStacks {
     pub(crate) cut: f64,
     /// The same of those that are guessed.
     pub(crate) guessed: f64,
-    /// Why most of that is.
+    /// The reason of most of that time.
     pub(crate) because: IncompleteBecause,
 }
 

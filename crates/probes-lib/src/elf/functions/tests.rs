@@ -94,7 +94,7 @@ fn code_of_probe_sites_is_recognised() {
         let site = FunctionKind::ProbeSite;
         assert_eq!(kinds, [FunctionKind::Function, site, site]);
     }
-    // Their sites are in the functions themselves.
+    // Probes that are built into the compiler have their sites in the functions themselves.
     assert!(of_sites(&fixture("gen_ocaml_2.pie")).is_empty());
 }
 
@@ -212,7 +212,7 @@ fn functions_of(file: &SymbolFile) -> Result<FunctionTable> {
 }
 
 #[test]
-fn too_long_symbol_names_are_refused() {
+fn symbols_that_are_too_long_together_are_refused() {
     // Each name is a suffix of one string of 16,000 characters.
     let aliases = SymbolFile {
         names: format!("\0{}\0", "_".repeat(16_000)).into(),

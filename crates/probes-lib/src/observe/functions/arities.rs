@@ -81,9 +81,9 @@ impl Currying {
         let end = start.0.saturating_add(len);
         let mut bytes = vec![0; CHUNK];
         while at.0 < end {
-            let these = (end - at.0).min(CHUNK as u64) as usize / WORD * WORD;
-            let bytes = &mut bytes[..these];
-            if these < 2 * WORD {
+            let chunk_len = (end - at.0).min(CHUNK as u64) as usize / WORD * WORD;
+            let bytes = &mut bytes[..chunk_len];
+            if chunk_len < 2 * WORD {
                 break;
             }
             memory.read(at, bytes)?;
@@ -93,7 +93,7 @@ impl Currying {
                 .map(|(at, word)| relocated.get(&at).map_or(word, |to| to.0))
                 .collect();
             self.find(&words, arities);
-            if these < CHUNK {
+            if chunk_len < CHUNK {
                 break;
             }
             // A closure may continue in the next chunk.
@@ -129,7 +129,7 @@ fn packed_relocations(
     let (from, len) = (segment.start.0, segment.file_len);
     let places = elf.packed_relocations();
     let places = places.filter(move |at| at.0.checked_sub(from).is_some_and(|at| at < len));
-    // A file can name the same word many times.
+    // A hostile file can name the same word many times: no more places than the segment has words.
     let places = places.take(len as usize / WORD);
     let mut places = places.peekable();
     let bytes = places.peek().and_then(|_| elf.read_segment(segment).ok());
@@ -192,7 +192,7 @@ mod tests {
     fn closures_give_the_arity_of_functions() {
         // From OCaml 4.12 on: the arity, and where the variables begin (Closinfo_val of caml/mlvalues.h).
         let info = |arity: i64| (arity << 56) as u64 | 3 << 1 | 1;
-        // Before: an int.
+        // Before OCaml 4.12: the arity as an OCaml int.
         let int = |arity: i64| (arity << 1) as u64 | 1;
         for info in [info, int] {
             assert_eq!(found(&[0, FUNCTION, info(1), 0]), Some(1));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_relocations_are_words_of_the_segment() {
+    fn packed_relocations_add_the_load_bias() {
         let bytes = [0_u64, 0x2000, 7].map(u64::to_le_bytes).concat();
         let places = [0x1008, 0xff8, 0x1010, 0x1018].map(FileAddr);
         let found = relocated(
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn currying_functions_have_numbers() {
+    fn arity_is_in_the_names_of_currying_functions() {
         assert_eq!(arity_in("caml_curry3"), Some(3));
         assert_eq!(arity_in("caml_tuplify2"), Some(-2));
         for name in [

@@ -43,12 +43,12 @@ impl DataMapping<'_> {
 /// The data of arenas in an unnamed file, one after the other.
 pub(crate) struct SharedData {
     file: File,
-    /// Of each arena, the address of its data in the process, and their length.
+    /// The address in the process of the data of each arena, and their length.
     places: Vec<(LiveAddr, u64)>,
 }
 
 impl SharedData {
-    /// Makes room for the data in a file that the process has inherited under the same descriptor.
+    /// Extends `file` to the length of the data. The process has inherited it, under the same descriptor.
     pub(crate) fn of(file: File, arenas: &[Arena]) -> io::Result<SharedData> {
         let places = arenas.iter().map(|arena| (arena.data(), arena.data_len()));
         let data = SharedData {
@@ -72,7 +72,7 @@ impl SharedData {
         InjectedCall::map_shared(data, arena.data_len(), self.descriptor(), offset)
     }
 
-    /// Returns the call that closes the descriptor in the process, which does not know of it.
+    /// Returns the call that closes the descriptor in the process, whose program does not use it.
     pub(crate) fn close(&self) -> InjectedCall {
         InjectedCall::close(self.descriptor())
     }
@@ -97,7 +97,7 @@ mod tests {
     use crate::testing::{arena, memory_file};
 
     #[test]
-    fn shared_data_of_arenas_follow_each_other() {
+    fn file_has_the_data_of_arenas_in_order() {
         let file = memory_file(&[]);
         let descriptor = file.as_raw_fd();
         let writer = file.try_clone().unwrap();
@@ -138,7 +138,7 @@ mod tests {
         let shared = DataMapping::SharedWithChildren.map(&arena);
         assert_eq!(shared, InjectedCall::map_shared_with_children(at, len));
         assert!(!DataMapping::Private.is_shared() && DataMapping::SharedWithChildren.is_shared());
-        // Both are unmapped by the same call.
+        // Both mappings cover the same range, so the same call unmaps them.
         assert_eq!(shared.range(), private.range());
         assert!(shared.maps() && shared.name() == "mmap of writable memory");
     }

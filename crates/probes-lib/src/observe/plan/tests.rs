@@ -97,7 +97,7 @@ fn points_are_the_observed_sites_by_address() {
 }
 
 #[test]
-fn numbers_are_four_bytes_or_more_in_registers() {
+fn marks_are_registers_of_four_bytes_or_more() {
     for (arguments, expected) in [
         ("8@%r12 8@%rax", Some(Register::R12)),
         ("4@%eax", Some(Register::RAX)),
@@ -177,7 +177,7 @@ fn function(name: &str) -> FunctionSelector {
 }
 
 #[test]
-fn functions_are_counted_or_asked_for_more() {
+fn role_of_a_function_follows_the_observation() {
     let counted = plan_of_functions(&Observation::new().count_functions(function("leaf")));
     let role = &counted.points[0].role;
     assert!(role.is_counted && role.watched.is_none() && role.timed.is_none());
@@ -201,7 +201,7 @@ fn functions_are_counted_or_asked_for_more() {
 }
 
 #[test]
-fn timed_functions_keep_what_is_asked() {
+fn layout_of_calls_follows_the_observation() {
     let timing = || Observation::new().time_functions(function("outer"));
     let calls = |observation: &Observation| {
         let plan = plan_of_functions(observation);
@@ -218,7 +218,7 @@ fn timed_functions_keep_what_is_asked() {
     assert_eq!(calls(&timing().by_caller()), [false, true, false]);
     let slow = timing().report_slow(Duration::from_millis(1));
     assert_eq!(calls(&slow), [false, false, true]);
-    // Of pairs alone, there are no calls.
+    // If only pairs are timed, there is no layout for calls.
     let pairs = Observation::new().time("a", "b").self_times().by_caller();
     let plan = plan(&pairs.report_slow(Duration::from_millis(1)));
     assert_eq!(plan.shared.calls, CallsLayout::default());
@@ -252,7 +252,7 @@ fn plan_with(observation: &Observation, probes: &[(&str, &str)]) -> Result<Obser
 }
 
 #[test]
-fn expressions_know_what_notes_say_of_arguments() {
+fn expressions_use_the_argument_types_of_notes() {
     let probes = [("a", "8@%rdi 4@%esi -2@%dx 8@%xmm1 8@$5")];
     let words = Words([
         7 << 1 | 1,
@@ -273,7 +273,7 @@ fn expressions_know_what_notes_say_of_arguments() {
         let filter = plan.points[0].role.filter.as_ref().unwrap();
         assert_eq!(filter.filter.answer(&words), expected, "{text}");
     }
-    // They are of other kinds, or not known.
+    // An integer as a float; a constant, which is not known; an argument that there is not.
     for text in ["arg1 > 2.5", "arg4 == 5", "arg5 == 5"] {
         let counted = Observation::new().count(Selector::name("a"));
         let refusal = plan_with(&counted.only_where(expression(text)), &probes).err();
@@ -302,7 +302,7 @@ fn sites_of_a_probe_share_its_histogram() {
     assert_eq!(names, ["a", "b", "c"]);
     assert!(by_name.is_filtered() && !by_name.counts_by_key());
     assert!(by_name.has_expressions() && !plan(&counted()).has_expressions());
-    // Of keys, each has one.
+    // With keys, each key has a histogram, and probes have none.
     let by_key = plan(&counted().histogram_of(expression("arg0")).by(keys("tid")));
     assert_eq!(numbers(&by_key), [0; 6]);
     assert!(by_key.histograms.is_empty() && !by_key.counts_by_key());
@@ -317,7 +317,7 @@ fn sites_of_a_probe_share_its_histogram() {
     let linear_by_key = counted().histogram_of(expression("arg0")).by(keys("tid"));
     let linear_by_key = plan(&linear_by_key.linear("0,9,3".parse().unwrap()));
     assert_eq!(linear_by_key.shared.values.steps, 3);
-    // Times are not in steps.
+    // Histograms of times have no linear steps.
     let times = Observation::new().time("a", "b").time_by(keys("tid"));
     let times = plan(&times.linear("0,9,3".parse().unwrap()));
     assert!(times.shared.keys.has_histograms && times.shared.values.steps == 0);
@@ -392,7 +392,7 @@ fn names_are_numbered_by_probe() {
     assert_eq!(names, [Some("a"), Some("b"), Some("c"), None]);
     assert!(plan.counts_by_key() && plan.key_kinds == [KeyKind::Probe]);
     assert!(!plan_of_code(&Observation::new()).counts_by_key());
-    // Those of functions follow.
+    // The names of functions follow those of probes.
     let mut functions = plan_of_code(&counted);
     functions.key_names = plan.key_names;
     let last = functions.functions.functions[1].wanted.name.clone();
@@ -418,7 +418,7 @@ fn starts_are_filtered_and_stops_follow() {
     let one_pair = Observation::new().time("a", "b");
     let with_c = one_pair.clone().count(Selector::name("c"));
     assert_eq!(filters(with_c), ["starts", "stops", "all"]);
-    // One that both stops and starts, in either order.
+    // Probe b both stops a pair and starts one; the pairs are given in either order.
     let chain = one_pair.clone().time("b", "c");
     assert_eq!(filters(chain), ["starts", "starts", "stops"]);
     let chain = Observation::new().time("b", "c").time("a", "b");
@@ -426,7 +426,7 @@ fn starts_are_filtered_and_stops_follow() {
 }
 
 #[test]
-fn range_of_times_is_of_what_is_timed() {
+fn only_timed_points_have_a_time_range() {
     let timed = Observation::new().time("a", "b").count(Selector::name("c"));
     let in_range = |plan: &ObservationPlan| -> Vec<bool> {
         plan.points[..3]
@@ -483,7 +483,7 @@ fn pairs_with_keys_are_matched_by_them() {
 }
 
 #[test]
-fn results_of_some_calls_only_are_refused() {
+fn results_of_sampled_calls_are_refused() {
     let watching = Observation::new().watch_functions(function("leaf"));
     let some = |observation: Observation| {
         let every = NonZeroU64::new(2).unwrap();
@@ -524,14 +524,14 @@ fn refused_functions_have_no_points() {
     assert_eq!(function_points_of(&plan), all);
     plan.refuse(&[]);
     assert_eq!(function_points_of(&plan), all);
-    // Another patch of the second one.
+    // The second function gets another patch.
     plan.try_next(&[(1, refusal.clone())]);
     assert_eq!(function_points_of(&plan), [all[0], (0x60_0100, 9), all[2]]);
     assert!(plan.functions.refused.is_empty());
     plan.try_next(&[(1, refusal.clone())]);
     assert_eq!(function_points_of(&plan), [all[0], all[2]]);
     assert_eq!(plan.functions.refused.len(), 1);
-    // Of those that can be patched in another way, too.
+    // `refuse` also refuses functions that could be patched in another way.
     let mut plan = plan_of_code(&counted);
     plan.refuse(&[(0, refusal.clone()), (1, refusal.clone())]);
     assert_eq!(function_points_of(&plan), [all[2]]);
@@ -545,7 +545,7 @@ fn refused_functions_have_no_points() {
         panic!("{empty:?}");
     };
     assert_eq!(refused.len(), 3);
-    // The sites are left.
+    // If refused functions may be left out, it is enough that there are sites.
     plan.leaves_out_refused = true;
     assert!(plan.refuse_empty().is_ok());
     plan.points.clear();
@@ -553,7 +553,7 @@ fn refused_functions_have_no_points() {
 }
 
 #[test]
-fn one_function_is_called_before() {
+fn call_once_is_made_at_one_point() {
     let mut plan = plan_of_code(&Observation::new().count(Selector::name("a")));
     let functions = Arc::make_mut(&mut plan.functions);
     let before = functions.functions[1].wanted.address;

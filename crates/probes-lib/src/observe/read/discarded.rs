@@ -98,7 +98,7 @@ impl DiscardCheck {
     }
 
     /// Returns the points at these `addresses` that were not found before; none once the checks have ended.
-    pub(crate) fn unknown(
+    pub(crate) fn new_among(
         &self,
         plan: &ObservationPlan,
         addresses: &[LiveAddr],
@@ -114,7 +114,8 @@ impl DiscardCheck {
             .collect()
     }
 
-    /// Adds points whose patch is gone, unless their object is no longer mapped there.
+    /// Adds points whose patch is gone, except sites whose object is no longer mapped there, and functions where no
+    /// code is mapped.
     pub(crate) fn add(&mut self, points: &[(LiveAddr, PointOwner)], maps: &[Mapping]) {
         let program = &self.found.program;
         let is_loaded = |&&(address, of): &&(LiveAddr, PointOwner)| {

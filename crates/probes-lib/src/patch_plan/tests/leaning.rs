@@ -53,7 +53,7 @@ fn padding_spares_the_next_function() {
     assert_eq!(plan.sites[0].jump(), Jump::Short { island });
     let reserved = FileAddr(AT + RETURN)..FileAddr(AT + RETURN + 2);
     assert!(plan.sites[0].reserved().any(|it| it == reserved));
-    // Without room after a prefixed jump.
+    // 11 displaced bytes have room for the island after a prefixed jump; 8 do not.
     let padded = [
         &b"\x48\x8d\x44\x00\x07\x48\x89\xc3\x48\x89\xc3\xc3"[..],
         NOPS,
@@ -95,11 +95,11 @@ fn prefixed_jumps_leave_the_first_byte() {
 #[test]
 fn only_straight_code_leans() {
     assert!(leaning(&[WRAPPER]).is_some());
-    // Without a call: a `mov` that is as long.
+    // Without a call: the call is replaced by a `mov` of the same length.
     let straight = changed(|it| it[CALL] = 0xb8);
     let plan = leaning(&[&straight, WRAPPER]).unwrap();
     assert!(!plan.entry.moves_call());
-    // A return with a number; one of two bytes; a jump; a system call; a call that is not last.
+    // A return with a number; one of two bytes; a jump; a system call; a call that is not last; a conditional jump.
     for other in [
         [&WRAPPER[..15], b"\xc2\x08\0"].concat(),
         [&WRAPPER[..15], b"\xf3\xc3"].concat(),
@@ -107,7 +107,7 @@ fn only_straight_code_leans() {
         changed(|it| it[CALL..].copy_from_slice(b"\x0f\x05\x90\x90\x90\xc3")),
         [&WRAPPER[..15], b"\x48\x89\xc3\xc3"].concat(),
         [&WRAPPER[..10], b"\x74\x00", &WRAPPER[10..]].concat(),
-        // Something after the return, too short, too many.
+        // An instruction after the return; too few bytes; too many instructions.
         [WRAPPER, b"\x90"].concat(),
         b"\x48\x8d\x44\x00\x07\x48\x89\xc3\x90\xc3".to_vec(),
         [&[0x90; 15], WRAPPER].concat(),
@@ -117,11 +117,12 @@ fn only_straight_code_leans() {
 }
 
 #[test]
-fn leaving_to_a_handler_is_no_return() {
-    // lea 0x100(%rip),%rax; mov 16(%r14),%rsp; pop %r14; ret: the handler is on the stack that was loaded.
+fn raising_an_exception_is_no_return() {
+    // lea 0x100(%rip),%rax; mov 16(%r14),%rsp; pop %r14; ret: this returns to the handler, which is on the stack that
+    // was loaded.
     let raises = b"\x48\x8d\x05\x00\x01\0\0\x49\x8b\x66\x10\x41\x5e\xc3";
     assert_eq!(leaning(&[raises, WRAPPER]), None);
-    // mov 16(%r14),%r12.
+    // With mov 16(%r14),%r12 instead, the stack stays the same.
     let mut returns = raises.to_vec();
     returns[7..11].copy_from_slice(b"\x4d\x8b\x66\x10");
     assert!(leaning(&[&returns, WRAPPER]).is_some());
@@ -129,7 +130,7 @@ fn leaving_to_a_handler_is_no_return() {
 
 #[test]
 fn code_that_is_entered_elsewhere_does_not_lean() {
-    // A jump to the call, to the middle of it, or to the return, which stays where it is.
+    // A jump to the call; into it; to the return, which is not displaced; to the entry.
     for (to, leans) in [(10, false), (12, false), (15, true), (0, true)] {
         let distance = to - (16 + 2);
         let jump = [0xeb, distance as i8 as u8];

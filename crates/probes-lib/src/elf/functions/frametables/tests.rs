@@ -176,7 +176,7 @@ fn data_of_another_shape_is_no_table() {
 }
 
 #[test]
-fn texts_without_end_are_read_a_few_times() {
+fn reading_of_texts_without_end_is_limited() {
     let mut data = b"known\0".to_vec();
     data.resize(1 << 18, b'x');
     let mut texts = Texts::of(&data);
@@ -185,7 +185,7 @@ fn texts_without_end_are_read_a_few_times() {
     let all = texts.left;
     assert!((6..data.len()).all(|offset| texts.at(offset).is_none()));
     assert!(all > data.len() && texts.left == 0);
-    // It is read once.
+    // A text that was read before needs no more reading.
     assert_eq!(texts.at(0), Some(known));
 }
 

@@ -229,7 +229,7 @@ fn mapped_arena_is_known_by_header_and_id() {
         })
     };
     assert_eq!(is_there(&bytes), Ok(true));
-    // Another arena, and other memory.
+    // Another id: another arena. No magic: other memory.
     for at in [ID_AT, 0] {
         let mut other = bytes.clone();
         other[at] ^= 1;
@@ -276,7 +276,7 @@ fn removal_finds_all_it_needs_in_the_arena() {
     assert_eq!(bytes.len() as u64, arena.code_len());
     assert_eq!(find(&arena, &bytes), Some(arena.clone()));
     assert!(new_id() != arena.id);
-    // A part of an arena is not an arena.
+    // An arena of which only the first part is mapped is not found.
     for len in [0, HEADER_LEN - 1, HEADER_LEN, 1000, bytes.len() - 1] {
         assert_eq!(find(&arena, &bytes[..len]), None);
     }
@@ -298,7 +298,7 @@ fn semaphores_are_found_after_the_table() {
     let second = arena.semaphore_progress(1).0 - arena.code.0;
     assert_eq!(second as usize, table_end + 16 + 12);
     assert!(arena.routine().0 >= arena.code.0 + (table_end + 7 * 16) as u64);
-    // More than points, or of a point that there is not.
+    // More semaphores than points; a semaphore of a point that there is not.
     arena.semaphores = (0..101).map(|_| semaphore(0)).collect();
     assert!(!found_by_header(&arena));
     arena.semaphores = vec![semaphore(33)];
@@ -306,7 +306,7 @@ fn semaphores_are_found_after_the_table() {
 }
 
 #[test]
-fn moved_trampolines_are_found() {
+fn trampolines_with_a_lead_are_found() {
     let (mut arena, _) = arena();
     let first = arena.trampoline(0);
     for lead in [1, 77, PAGE - 1] {
@@ -319,7 +319,7 @@ fn moved_trampolines_are_found() {
 }
 
 #[test]
-fn arena_of_groups_is_found() {
+fn arenas_of_versions_4_and_5_are_found() {
     for (points, counters_len) in [(100, 16 * 0x1000), (600, 16 * 0x2000)] {
         let mut arena = with_points(1..points + 1, LINE);
         let HeaderVersion::Current(record) = arena.version.clone() else {
@@ -395,14 +395,14 @@ fn counters_of_a_point_are_its_own() {
             is_sampled,
             ..arena().0
         };
-        let many = arena.points.len();
-        let untyped = (0..many).map(|point| arena.untyped_counter(point));
-        let sampled = (0..many).map(|point| arena.sampled_counter(point));
-        let all = (0..many)
+        let count = arena.points.len();
+        let untyped = (0..count).map(|point| arena.untyped_counter(point));
+        let sampled = (0..count).map(|point| arena.sampled_counter(point));
+        let all = (0..count)
             .chain(untyped.filter(|_| is_filtered))
             .chain(sampled.filter(|_| is_sampled));
         let all: Vec<usize> = all.collect();
-        // They follow each other.
+        // The counters are numbered without gaps.
         assert!(all.iter().copied().eq(0..all.len()), "{all:?}");
         assert_eq!(arena.rows().points, all.len());
         let first = arena.data().plus(arena.rows().shared_row(0));
@@ -472,7 +472,7 @@ fn every_part_of_the_layout_is_found_again() {
 }
 
 #[test]
-fn moved_trampolines_leave_room_for_calls() {
+fn trampolines_with_a_lead_leave_call_room() {
     let (arena, _) = arena();
     for lead in 0..PAGE {
         let one = Arena {

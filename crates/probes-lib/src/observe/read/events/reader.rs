@@ -33,7 +33,7 @@ const READ_INTERVAL: Duration = Duration::from_millis(2);
 const QUIET_INTERVAL: Duration = Duration::from_millis(10);
 const QUIET_TIME: Duration = Duration::from_millis(100);
 
-/// The shortest expected time between two hits of a thread while it is quiet: a ring must have room for the hits
+/// The shortest time expected between two hits of a thread after a quiet time: a ring must have room for the hits
 /// between two readings.
 const QUIET_HIT: Duration = Duration::from_micros(1);
 
@@ -62,7 +62,7 @@ pub(crate) struct EventReader {
     lost: PointCounters<()>,
     /// Counts the hits that the filter has no answer for, if there is a filter.
     untyped: Option<PointCounters<()>>,
-    /// Counts the hits of each point where only every Nth is recorded; the meaning is N.
+    /// Counts the hits of the points of which only every Nth hit is recorded; the number with each counter is N.
     skipped: PointCounters<NonZeroU64>,
 }
 
@@ -233,7 +233,7 @@ impl EventReader {
         self.decoder.blank()
     }
 
-    /// Decodes the next hit from this record on into `event`; returns whether there is one.
+    /// Decodes the first hit from the record `next` on into `event`; returns whether there is one.
     #[inline]
     pub(super) fn decode_next(
         &mut self,
@@ -265,7 +265,7 @@ impl EventReader {
         false
     }
 
-    /// Returns all hits from this record on.
+    /// Returns all hits from the record `next` on.
     pub(super) fn decode_rest(
         &mut self,
         of: RecordedProcess<'_>,
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_pairs_last_as_long_as_asked() {
+    fn pairs_shorter_than_asked_are_not_slow() {
         let timing = Observation::new().time("a", "b").time("b", "a");
         let plan = plan_of_functions(&timing.report_slow(Duration::from_millis(1)));
         let process = Process::own().unwrap();
@@ -511,7 +511,7 @@ mod tests {
         assert_eq!(read(&mut reader, &data), (lost, 0, None));
         // Only what is new.
         assert_eq!(read(&mut reader, &data), (0, 0, None));
-        // Of probes, every tenth hit is recorded, and only of some arguments.
+        // Of the hits of probes, every tenth is recorded, and only if the filter is true.
         let sampled = Observation::new().watch(Selector::All);
         let sampled = sampled.sample(NonZeroU64::new(10).unwrap());
         let plan = plan_of_functions(&sampled.only_where("arg0 == 1".parse().unwrap()));
@@ -519,7 +519,7 @@ mod tests {
         for (point, hits) in [(0, 25), (1, 100)] {
             data.hit(data.arena.sampled_counter(point), hits);
             data.hit(data.arena.untyped_counter(point), 4);
-            // These count something else.
+            // The counter of all hits, which is not added.
             data.hit(point, 7777);
         }
         let mut reader = reader_of(&plan, &data);

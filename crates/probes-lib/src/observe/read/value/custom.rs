@@ -51,7 +51,8 @@ const ELEMENTS: [&str; 14] = [
     "float16",
 ];
 
-/// Returns a custom block of this size, from its first words.
+/// Decodes a custom block of `size` words from its first words. `custom` returns the kind of the operations at an
+/// address.
 pub(super) fn of_custom(
     words: &[u8],
     size: u64,
@@ -116,7 +117,7 @@ mod tests {
         assert_eq!(bigarray(5, 0, 0, &[]), of("float32", false, &[], 0));
         let five = bigarray(10, 5, 13, &[1, 2, 3, 4, 5]);
         assert_eq!(five, of("float16", false, &[1, 2, 3, 4], 5));
-        // Neither more dimensions than the block has room for, nor another kind.
+        // More dimensions than the block has room for; an unknown kind of elements; words that are missing.
         let identifier = "_bigarr02".into();
         let unknown = Value::Custom { identifier };
         assert_eq!(bigarray(7, 3, 1, &[3, 4]), unknown);
