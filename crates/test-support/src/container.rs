@@ -43,7 +43,10 @@ impl Container {
         let to = self.path(there);
         let directory = to.parent().expect("it is in a directory");
         fs::create_dir_all(directory).expect("a directory can be made");
-        fs::copy(file, to).expect("a file can be copied");
+        // By another process: a child that another test starts meanwhile has a copy of our descriptor until its exec, and
+        // the kernel executes no file that is open for writing.
+        let copied = output(Command::new("cp").arg("--").arg(file).arg(to));
+        assert!(copied.status.success(), "{copied:?}");
     }
 
     /// Starts a program by its path inside, and waits until it is ready. Also returns its pid

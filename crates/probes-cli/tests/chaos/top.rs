@@ -9,7 +9,7 @@ use crate::subject::{Subject, all};
 
 /// The number of system calls of the tool after which it panics: far more than it makes before the
 /// first screen, and reached soon after, because each refresh makes some.
-const CALLS: u32 = 3000;
+const CALLS: u32 = 15_000;
 
 // promise: top: After a panic, `top` leaves terminal and process as they were (2)
 #[test]

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use test_support::process::settle;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output, program};
 
 use crate::stacks::{check_collections, check_complete};
@@ -225,6 +226,7 @@ fn times_add_up_when_the_process_exits() {
 fn times_begin_at_one_moment() {
     let target = Talker::start(&fixture("turns.pie"));
     let pid = target.pid();
+    settle(pid);
     for flags in ["", " -off-cpu"] {
         let profile = run(&format!("profile -json -for 300ms -pid {pid}{flags}")).json();
         let seconds = profile["seconds"].as_f64().unwrap();

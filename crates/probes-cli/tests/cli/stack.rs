@@ -164,7 +164,8 @@ fn stopped_process_has_stacks() {
         assert_eq!(thread["stack"], "complete", "{thread}");
         assert_eq!(thread["state"], "stopped");
     }
-    assert_eq!(state(pid), "T");
+    // It stops itself again once it is not traced any more.
+    eventually("it is stopped again", || (state(pid) == "T").then_some(()));
     kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
     target.ask("nonsense", "unknown");
 }
@@ -195,6 +196,11 @@ fn sleep_that_was_stopped_has_its_name() {
 #[test]
 fn ten_thousand_threads_have_stacks() {
     let target = Talker::start_with(&fixture("idle_threads.pie"), ["10000"]);
+    // Some are still about to wait.
+    eventually("all its threads wait", || {
+        let mut tids = process::threads(target.pid()).into_iter();
+        tids.all(|tid| state(tid) == "S").then_some(())
+    });
     let threads = read(target.pid(), "");
     assert_eq!(threads.len(), 10_001);
     let are_complete =

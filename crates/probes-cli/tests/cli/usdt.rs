@@ -383,7 +383,8 @@ fn libraries_of_data_are_left_out_in_silence() {
     program
         .current_dir(scratch.path())
         .env("LD_PRELOAD", "./libdata.so");
-    let target = Talker::spawn(&mut program);
+    let mut target = Talker::spawn(&mut program);
+    target.expect("ready");
     let said = |flags: &str| {
         let flags = format!("{flags} -for 200ms");
         counting(&flags, target.pid()).until_end().stderr

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use nix::unistd::geteuid;
 use serde_json::Value;
+use test_support::process::settle;
 use test_support::tmux::Terminal;
 use test_support::{Scratch, Talker, as_nobody, fixture, fixture_forms, output_within};
 
@@ -152,6 +153,7 @@ fn waits_seen_in_part_have_no_length() {
     let mut target = Talker::start(&fixture("turns.pie"));
     let pid = target.pid();
     // It waits for a command, before and after.
+    settle(pid);
     let waiting = run(&format!("profile -off-cpu -json -for 300ms -pid {pid}")).json();
     let [stack] = &waiting["stacks"].as_array().unwrap()[..] else {
         panic!("{waiting}");

@@ -119,6 +119,7 @@ fn forced_update_that_fails_forgets_no_holder() {
 fn hold_released_twice_undoes_once() {
     for file in fixture_forms("gen_ocaml_2") {
         let talker = Talker::start(&file);
+        process::settle(talker.pid());
         let target = Target::open(talker.pid()).unwrap();
         let hold = target.hold(&enable("plain"), Options::default()).unwrap();
         hold.release(Options::default()).unwrap();

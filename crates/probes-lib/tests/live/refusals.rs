@@ -483,7 +483,7 @@ fn forked_process_is_opened_after_its_exec() {
     for file in fixture_forms("gen_ocaml") {
         // The pid is known before the process executes the program; the program exits when its
         // input ends.
-        let late = "exec 3<&0; (sleep 0.2; exec \"$0\" <&3) & echo $!; wait";
+        let late = "exec 3<&0; (sleep 0.05; exec \"$0\" <&3) & echo $!; wait";
         let mut shell = Command::new("sh");
         let mut shell = Talker::spawn(shell.args(["-c", late]).arg(&file));
         let pid = shell.line().unwrap().parse().unwrap();

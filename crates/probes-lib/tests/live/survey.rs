@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use nix::unistd::pipe;
 use probes_lib::{Action, Selector, SurveyedProcess, survey};
+use test_support::process::settle;
 use test_support::{Guard, fixture_forms, program_forms};
 
 use crate::session::{Session, all, named};
@@ -36,6 +37,8 @@ fn all_processes_with_probes_are_found_once() {
         }
     }
     let pids: Vec<i32> = processes.iter().map(Guard::pid).collect();
+    // The kernel sets up a program after `spawn` has returned; until then, the process has no probes.
+    pids.iter().copied().for_each(settle);
     let before = found(&pids);
     assert_eq!(before.keys().copied().collect::<Vec<_>>(), sorted(&pids));
     for (index, pid) in pids.iter().enumerate() {
