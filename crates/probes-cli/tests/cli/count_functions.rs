@@ -454,7 +454,7 @@ fn copying_stacks_kills_no_program() {
             ("watch", "-fn burst -stack -rate 1"),
             ("latency", "-fn burst -over 0 -stack"),
         ] {
-            for line in ["bursts 40 400", "coroutine 500"] {
+            for line in ["bursts 40 150", "coroutine 500"] {
                 let mut target = Talker::start(&file);
                 let tool = start_observing(name, flags, target.pid());
                 target.ask(line, "done");

@@ -22,7 +22,7 @@ fn observations() -> [Observation; 5] {
         watch(time(count(new()))),
         // A stack that is about to overflow takes long to copy: not at each hit.
         watch(new())
-            .sample(NonZeroU64::new(101).unwrap())
+            .sample(NonZeroU64::new(1009).unwrap())
             .with_stacks(),
     ]
 }
