@@ -290,7 +290,9 @@ impl Stopping<'_, '_> {
             // /proc/PID/task ends early at a thread that exits meanwhile. The count proves it, and
             // no such pass is needed: stopped threads are alive, so if their number is the number
             // of living threads, none runs.
-            if self.stopped_count() == self.living_count()? {
+            let (stopped, living) = (self.stopped_count(), self.living_count()?);
+            let has_strangers = stopped >= living && self.has_detached_strangers(&mut list)?;
+            if stopped == living && !has_strangers {
                 break;
             }
             if !has_new {
@@ -401,6 +403,30 @@ impl Stopping<'_, '_> {
             return Ok(());
         }
         Err(denial::error(process, Operation::Attach, errno))
+    }
+
+    /// Detaches the threads that are not of this process, and returns whether there were any: after a thread has exited, and before it
+    /// was seized, another process may have got a thread of the same number. Each would be counted as one of ours, which then runs.
+    fn has_detached_strangers(&mut self, list: &mut ThreadList) -> Result<bool> {
+        let process = self.stopped.process();
+        let listed = list.read().map_err(|source| process.exited_or(source))?;
+        let listed: HashSet<i32> = listed.into_iter().collect();
+        let is_stranger = |tid: &i32| !listed.contains(tid) && process.thread_status(*tid).is_err();
+        let stopped = |(&tid, tracee): (&i32, &Tracee)| match tracee {
+            Tracee::Stopped(signal) => Some((tid, *signal)),
+            _ => None,
+        };
+        let stopped = self.stopped.tracees.iter().filter_map(stopped);
+        let strangers: Vec<_> = stopped.filter(|(tid, _)| is_stranger(tid)).collect();
+        for &(tid, signal) in &strangers {
+            if ptrace::detach(tid, signal) == Err(Errno::ESRCH) {
+                // It is one of ours, killed while it was stopped.
+                reap_if_exited(process, tid);
+            }
+            self.stopped.tracees.remove(&tid);
+            self.order.retain(|known| *known != tid);
+        }
+        Ok(!strangers.is_empty())
     }
 
     /// Waits until every known thread is stopped or gone.
@@ -569,7 +595,10 @@ fn busy(process: &Process, tid: i32, limit: Duration) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use test_support::{Talker, fixture};
+
     use super::*;
+    use crate::trace::tracer::with_tracer;
 
     fn busy_in(state: char) -> Error {
         let kind = ProcessError::Busy {
@@ -603,5 +632,37 @@ mod tests {
         assert_eq!(tries('R', 3), (3, true));
         assert_eq!(tries('R', 4), (3, false));
         assert_eq!(tries('D', 2), (1, false));
+    }
+
+    #[test]
+    fn thread_of_another_process_is_let_go() {
+        const LIMIT: Duration = Duration::from_secs(10);
+        let talkers = [(); 2].map(|()| Talker::start(&fixture("idle_threads.pie")));
+        let [process, other] = talkers
+            .each_ref()
+            .map(|it| Process::open(it.pid()).unwrap());
+        let stranger = other.pid();
+        let stopped = with_tracer(&[&process, &other], |tracer| {
+            let mut stopping = Stopping {
+                tracer,
+                stopped: Stopped::none_yet(&process, false),
+                scope: TraceScope::Threads,
+                order: Vec::new(),
+                refusals: 0,
+                born: HashSet::new(),
+                budget: TimeBudget::new(LIMIT),
+                limit: LIMIT,
+            };
+            // As if a thread that was listed had exited, and the other process had its number.
+            tracer.seize(stranger, TraceScope::Threads).unwrap();
+            ptrace::interrupt(stranger).unwrap();
+            stopping.add(stranger, Tracee::Running);
+            stopping.run()?;
+            let tracer = other.status().unwrap().tracer;
+            Ok((stopping.stopped.tids().collect::<Vec<_>>(), tracer))
+        });
+        let (tids, tracer) = stopped.unwrap();
+        assert!(tids.contains(&process.pid()) && !tids.contains(&stranger));
+        assert_eq!(tracer, 0);
     }
 }
