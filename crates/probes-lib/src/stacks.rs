@@ -395,9 +395,15 @@ impl Stacks {
         if self.has_executed() || !self.has_loaded_more() {
             return false;
         }
-        let again = Stacks::of_process(self.process.pid());
-        let again = again.map(|again| *self = again);
-        again.is_ok()
+        let Ok(again) = Stacks::of_process(self.process.pid()) else {
+            return false;
+        };
+        // It may have executed another program meanwhile, or the pid may be another process.
+        if self.has_executed() || self.process.has_exited() {
+            return false;
+        }
+        *self = again;
+        true
     }
 
     /// Returns what a thread does, without stopping it; `slices` were just read. Finds out what it waits for only if

@@ -360,6 +360,8 @@ impl Profiler {
             return Ok(());
         }
         let again = Stacks::of_process(self.stacks.pid())?;
+        // It may have executed another program while the files were read. Only the stacks that were read before can tell.
+        self.refuse_executed()?;
         let has_unloaded = self.stacks.has_unloaded(&again);
         let before = std::mem::replace(&mut self.stacks, again);
         if has_unloaded {
