@@ -8,10 +8,15 @@ use gimli::{
 };
 
 use crate::address::FileAddr;
+use crate::elf::debug_units::DebugUnits;
 use crate::elf::{DwarfBytes, ElfFile};
 
 /// The most bytes of names of source files that are read for suggestions.
 const MAX_NAMES: usize = 1 << 20;
+
+/// The most bytes of paths of source files that are built. No program has so many; a hostile file may have long names that it uses for
+/// each of a million files.
+const MAX_PATHS: usize = 2 << 30;
 
 /// The most places of one line that are found. No compiler makes so many.
 const MAX_PLACES: usize = 1 << 16;
@@ -30,6 +35,8 @@ pub(crate) struct LineSearch {
     /// The names of other source files.
     pub(crate) names: BTreeSet<String>,
     names_len: usize,
+    /// How many bytes of paths may still be built.
+    paths_left: usize,
 }
 
 /// A place where the line begins in a function.
@@ -50,6 +57,7 @@ impl LineSearch {
             neighbours: (None, None),
             names: BTreeSet::new(),
             names_len: 0,
+            paths_left: MAX_PATHS,
         }
     }
 
@@ -95,11 +103,8 @@ impl LineSearch {
         let mut rows_left = dwarf.debug_line.reader().slice().len();
         self.has_tables |= rows_left > 0;
         let mut seen = HashSet::new();
-        let mut units = dwarf.units();
-        while let Ok(Some(header)) = units.next() {
-            let Ok(unit) = dwarf.unit(header) else {
-                continue;
-            };
+        let mut units = DebugUnits::of(&dwarf);
+        while let Some(unit) = units.next() {
             let Some(program) = unit.line_program.clone() else {
                 continue;
             };
@@ -146,6 +151,10 @@ impl LineSearch {
             let Some(path) = path(file) else {
                 continue;
             };
+            self.paths_left = self.paths_left.saturating_sub(path.len());
+            if self.paths_left == 0 {
+                break;
+            }
             if has_suffix(&path, &self.suffix) {
                 files.insert(index, path);
             } else if self.names_len < MAX_NAMES {

@@ -10,6 +10,7 @@ use gimli::{
 };
 
 use crate::address::FileAddr;
+use crate::elf::debug_units::DebugUnits;
 use crate::elf::{DwarfBytes, ElfFile};
 
 /// How many entries are followed from one to the next at most, such as from a typedef to const to int.
@@ -113,16 +114,14 @@ fn read(
     };
     let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
     let mut found = HashMap::new();
-    let mut units = dwarf.units();
-    while let Ok(Some(header)) = units.next() {
-        if let Ok(unit) = dwarf.unit(header) {
-            let unit = DwarfUnit {
-                dwarf: &dwarf,
-                unit: &unit,
-            };
-            if unit.may_have(functions) {
-                unit.read(functions, &mut found);
-            }
+    let mut units = DebugUnits::of(&dwarf);
+    while let Some(unit) = units.next() {
+        let unit = DwarfUnit {
+            dwarf: &dwarf,
+            unit: &unit,
+        };
+        if unit.may_have(functions) {
+            unit.read(functions, &mut found);
         }
     }
     let known = found.into_iter();

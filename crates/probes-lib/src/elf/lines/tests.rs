@@ -138,3 +138,13 @@ proptest::proptest! {
         proptest::prop_assert!(places.len() <= len);
     }
 }
+
+#[test]
+fn paths_beyond_the_limit_are_not_searched() {
+    let path = "test-programs/calls.ml";
+    let elf = ElfFile::open(&program_forms("calls")[0]).unwrap();
+    let mut search = LineSearch::new(path, 1);
+    search.paths_left = 1;
+    assert_eq!(search.places_in(&elf, Some), []);
+    assert!(search.paths.is_empty(), "{:?}", search.paths);
+}
