@@ -4,6 +4,7 @@
 pub(crate) mod arguments;
 mod bytecode;
 mod debug_copy;
+mod debug_cost;
 mod debug_units;
 pub(crate) mod file_version;
 pub(crate) mod functions;

@@ -14,6 +14,7 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 
+use super::debug_cost::DebugCost;
 use super::file_version::FileVersion;
 use super::{CTX, ElfFile};
 use crate::error::{ElfDefect, Error, FileError, Result};
@@ -23,6 +24,9 @@ const WHAT: &str = "the debugging information";
 /// The most bytes that all copies together may have. The debugging information of the largest programs is about as
 /// long.
 const MAX_COPIED: u64 = 1 << 30;
+
+/// How many bytes more all copies together may take once they are loaded.
+const MAX_LOADED: u64 = 1 << 30;
 
 /// How many bytes are copied at a time.
 const PIECE: u64 = 1 << 20;
@@ -44,6 +48,8 @@ pub(super) struct DebugCopy {
     pub(super) file: File,
     /// How many bytes of it are not in holes.
     copied: u64,
+    /// What it takes in memory, more than that, once it is loaded.
+    pub(super) cost: DebugCost,
 }
 
 /// The copies that are in memory, each with the version of the file that it is of.
@@ -74,8 +80,12 @@ impl ElfFile {
             return Ok(copy);
         }
         let used = copies.iter().filter_map(|(_, copy)| copy.upgrade());
-        let used = used.map(|copy| copy.copied).sum();
-        let copy = Arc::new(self.copy_debugging_information(used)?);
+        let used: Vec<_> = used.map(|copy| (copy.copied, copy.cost.bytes)).collect();
+        let copied = used.iter().map(|(copied, _)| copied).sum();
+        let mut copy = self.copy_debugging_information(copied)?;
+        let loaded = used.iter().map(|(_, cost)| cost).sum();
+        copy.cost = self.cost_of(&copy, loaded)?;
+        let copy = Arc::new(copy);
         lock_left_out().retain(|path| path != self.path());
         copies.push((version, Arc::downgrade(&copy)));
         Ok(copy)
@@ -110,7 +120,25 @@ impl ElfFile {
                 written.map_err(|source| self.uncopied(source))?;
             }
         }
-        Ok(DebugCopy { file, copied })
+        Ok(DebugCopy {
+            file,
+            copied,
+            cost: DebugCost::default(),
+        })
+    }
+
+    /// Returns what a copy takes once it is loaded. All others take `used` bytes.
+    fn cost_of(&self, copy: &DebugCopy, used: u64) -> Result<DebugCost> {
+        let file = copy.file.try_clone();
+        let file = file.map_err(|source| self.uncopied(source))?;
+        // Not this file, which may be written to meanwhile.
+        let copy = ElfFile::read(file, self.path().to_owned())?;
+        let most = MAX_LOADED;
+        let cost = DebugCost::of(&copy, most.saturating_sub(used));
+        if cost.bytes <= most.saturating_sub(used) {
+            return Ok(cost);
+        }
+        Err(self.leave_out(ElfDefect::DebugInfoExpands { used, most }))
     }
 
     fn leave_out(&self, why: ElfDefect) -> Error {

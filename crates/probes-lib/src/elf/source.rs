@@ -35,7 +35,7 @@ pub struct SourceMap {
 struct Loaded {
     loader: Loader,
     /// What the loader has mapped.
-    _copy: Arc<DebugCopy>,
+    copy: Arc<DebugCopy>,
 }
 
 /// Where code is in the source; what the file does not say is `None`.
@@ -90,7 +90,7 @@ impl SourceMap {
         let loader = loader.map_err(|error| unreadable(std::io::Error::other(error.to_string())));
         let loaded = Some(Loaded {
             loader: loader?,
-            _copy: copy,
+            copy,
         });
         Ok(SourceMap { loaded })
     }
@@ -133,7 +133,11 @@ impl SourceMap {
     /// Same as [`SourceMap::line`], but in the source of the function that contains the code. For code of another
     /// function that was inlined into it, this is the line of the call.
     pub(crate) fn line_of_function(&self, address: FileAddr) -> (Option<&str>, Option<u32>) {
-        let frames = self.loader().map(|it| it.find_frames(address.0));
+        // To find frames in split units, the loader would open files whose paths the target chooses, and map them into memory: what
+        // these units have in this file has the line.
+        let loaded = self.loaded.as_ref();
+        let whole = loaded.filter(|it| !it.copy.cost.has_split_units);
+        let frames = whole.map(|it| it.loader.find_frames(address.0));
         let Some(Ok(mut frames)) = frames else {
             return self.line(address);
         };
@@ -197,5 +201,31 @@ mod tests {
         let map = SourceMap::of(&elf).unwrap();
         assert_eq!(map.line(place.address).1, Some(2));
         assert_eq!(map.line_of_function(place.address).1, Some(5));
+    }
+
+    #[test]
+    fn split_units_are_not_opened() {
+        let scratch = Scratch::new();
+        let text = "static inline __attribute__((always_inline)) void inner(void) {
+                        __asm__ volatile(\".globl place\\nplace: nop\");
+                    }
+                    int main(void) {
+                        inner();
+                        return 0;
+                    }";
+        for version in ["-gdwarf-4", "-gdwarf-5"] {
+            let flags = [version, "-gsplit-dwarf", "-O2", "-no-pie"];
+            let program = compile(&scratch, text, &flags);
+            let elf = ElfFile::open(&program).unwrap();
+            let symbols = elf.symbols(crate::elf::symbols::SymbolTable::Static);
+            let found = symbols.unwrap().unwrap().find(["place"]).unwrap();
+            let [place] = found[0][..] else {
+                panic!("{found:?}");
+            };
+            let map = SourceMap::of(&elf).unwrap();
+            // The other file says which line calls the inlined function; the path of that file may lead to a device.
+            assert_eq!(map.line_of_function(place.address), map.line(place.address));
+            assert_eq!(map.line(place.address).1, Some(2), "{version}");
+        }
     }
 }

@@ -153,6 +153,17 @@ pub enum ElfDefect {
         /// How many all may have.
         most: u64,
     },
+    /// Debugging information that takes far more memory than the file has bytes: it is compressed, or refers to the same
+    /// bytes again and again.
+    #[error(
+        "has source lines that are not read: they take too much of the {most} bytes of memory for tables of source lines, of which those of other files take {used}"
+    )]
+    DebugInfoExpands {
+        /// How many bytes those of the others take.
+        used: u64,
+        /// How many all may take.
+        most: u64,
+    },
     /// More code and data than this crate reads.
     #[error("has {size} bytes of code and data: at most {most} can be read")]
     TooMuchCode {

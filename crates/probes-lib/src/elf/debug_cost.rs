@@ -1,0 +1,278 @@
+//! What debugging information takes in memory once it is loaded, found before it is: a few bytes of a file may become gigabytes. And
+//! whether it says that there is more in other files.
+
+use std::borrow::Cow;
+
+use gimli::{
+    AttributeValue, Dwarf, DwarfSections, EndianSlice, FileEntry, LittleEndian, Reader, SectionId,
+    Unit,
+};
+use goblin::elf::SectionHeader;
+use goblin::elf::section_header::SHF_COMPRESSED;
+use object::{CompressedData, CompressionFormat};
+
+use super::debug_units::DebugUnits;
+use super::{DwarfBytes, ElfFile};
+use crate::numbers::{u32_at, u64_at};
+
+const WHAT: &str = "the debugging information";
+
+/// How many bytes of a table of abbreviations in memory one byte of it may become: five bytes are the shortest entry, and that has
+/// 112 bytes in a vector that may be half empty.
+const TABLE_FACTOR: u64 = 45;
+
+/// The largest section that is read here.
+const MAX_READ: u64 = 1 << 30;
+
+/// What debugging information takes.
+#[derive(Default)]
+pub(super) struct DebugCost {
+    /// How many bytes more it has in memory than in the file, at least as far as that is more than was asked about: sections that are
+    /// decompressed, tables of abbreviations, paths of source files.
+    pub(super) bytes: u64,
+    /// Whether a unit says that the rest of it is in another file.
+    pub(super) has_split_units: bool,
+}
+
+impl DebugCost {
+    /// Returns what the debugging information of a file takes; if that is more than `most` bytes, not how much more.
+    pub(super) fn of(elf: &ElfFile, most: u64) -> DebugCost {
+        let decompressed = elf.sections.iter().map(|it| elf.decompressed_len(it));
+        let mut cost = DebugCost {
+            bytes: decompressed.fold(0, u64::saturating_add),
+            has_split_units: false,
+        };
+        if cost.bytes <= most {
+            let section = |id: SectionId| {
+                let is_needed = matches!(
+                    id,
+                    SectionId::DebugAbbrev
+                        | SectionId::DebugInfo
+                        | SectionId::DebugLine
+                        | SectionId::DebugLineStr
+                        | SectionId::DebugStr
+                        | SectionId::DebugStrOffsets
+                );
+                let bytes = is_needed.then(|| elf.decompressed(id)).flatten();
+                bytes.unwrap_or_default()
+            };
+            cost.add_units(section, most);
+        }
+        cost
+    }
+
+    fn add_units(&mut self, section: impl Fn(SectionId) -> Vec<u8>, most: u64) {
+        let Ok(sections) = DwarfSections::load(|id| Ok::<_, gimli::Error>(section(id))) else {
+            return;
+        };
+        let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
+        let before = self.bytes;
+        let mut units = DebugUnits::of(&dwarf);
+        let mut paths = 0;
+        while let Some(unit) = units.next() {
+            self.has_split_units |= unit.dwo_id.is_some();
+            paths += paths_len(&dwarf, &unit, most);
+            self.bytes = before + TABLE_FACTOR * units.tables_len + paths;
+            if self.bytes > most {
+                return;
+            }
+        }
+        if units.is_cut() {
+            self.bytes = u64::MAX;
+        }
+    }
+}
+
+/// Returns how many bytes the paths of the source files of a unit have, each as a whole; stops when they are more than `most`.
+fn paths_len(dwarf: &Dwarf<DwarfBytes<'_>>, unit: &Unit<DwarfBytes<'_>>, most: u64) -> u64 {
+    let Some(program) = &unit.line_program else {
+        return 0;
+    };
+    let header = program.header();
+    let len = |value: AttributeValue<DwarfBytes<'_>>| {
+        dwarf.attr_string(unit, value).map_or(0, |text| text.len())
+    };
+    let path = |file: &FileEntry<DwarfBytes<'_>>| {
+        let directory = file.directory(header).map_or(0, len);
+        (directory + len(file.path_name())) as u64
+    };
+    let root = unit.comp_dir.map_or(0, |it| it.len()) as u64;
+    let mut paths = 0;
+    for file in header.file_names() {
+        paths += root + path(file) + size_of::<String>() as u64;
+        if paths > most {
+            break;
+        }
+    }
+    paths
+}
+
+/// How the bytes of a section are compressed.
+struct Compression {
+    format: CompressionFormat,
+    header_len: usize,
+    /// How many bytes they become.
+    len: u64,
+}
+
+impl ElfFile {
+    /// Returns how many bytes a section has once it is decompressed; 0 if it is not compressed.
+    fn decompressed_len(&self, section: &SectionHeader) -> u64 {
+        let is_flagged = section.sh_flags & u64::from(SHF_COMPRESSED) != 0;
+        if !is_flagged && !self.is_named(section, b".zdebug_") {
+            return 0;
+        }
+        let mut header = [0; 24];
+        let start = &mut header[..section.sh_size.min(24) as usize];
+        let read = self.read_at(section.sh_offset, start, WHAT);
+        let compression = read.ok().and_then(|()| compression(section, start));
+        compression.map_or(0, |it| it.len)
+    }
+
+    fn is_named(&self, section: &SectionHeader, prefix: &[u8]) -> bool {
+        let name = self.section_names.get(section.sh_name..);
+        name.is_some_and(|name| name.starts_with(prefix))
+    }
+
+    /// Returns the bytes of a section of the debugging information, decompressed.
+    fn decompressed(&self, id: SectionId) -> Option<Vec<u8>> {
+        let old_name = id.name().replacen(".debug_", ".zdebug_", 1);
+        let section = self.section(id.name()).or_else(|| self.section(&old_name));
+        let section = section?;
+        let bytes = self.read_up_to(MAX_READ, section.sh_offset, section.sh_size, WHAT);
+        let bytes = bytes.ok()?;
+        let is_plain = section.sh_flags & u64::from(SHF_COMPRESSED) == 0;
+        if is_plain && !self.is_named(section, b".zdebug_") {
+            return Some(bytes);
+        }
+        let compression = compression(section, &bytes)?;
+        let data = CompressedData {
+            format: compression.format,
+            data: bytes.get(compression.header_len..)?,
+            uncompressed_size: compression.len,
+        };
+        data.decompress().ok().map(Cow::into_owned)
+    }
+}
+
+/// Reads the header of a compressed section: that of elf(5), `Elf64_Chdr`, or the older one of GNU.
+fn compression(section: &SectionHeader, bytes: &[u8]) -> Option<Compression> {
+    const ELFCOMPRESS_ZLIB: u32 = 1;
+    const ELFCOMPRESS_ZSTD: u32 = 2;
+    if section.sh_flags & u64::from(SHF_COMPRESSED) != 0 {
+        let format = match u32_at(bytes, 0)? {
+            ELFCOMPRESS_ZLIB => CompressionFormat::Zlib,
+            ELFCOMPRESS_ZSTD => CompressionFormat::Zstandard,
+            _ => CompressionFormat::Unknown,
+        };
+        return Some(Compression {
+            format,
+            header_len: 24,
+            len: u64_at(bytes, 8)?,
+        });
+    }
+    let len = bytes.strip_prefix(b"ZLIB")?.first_chunk()?;
+    Some(Compression {
+        format: CompressionFormat::Zlib,
+        header_len: 12,
+        len: u64::from_be_bytes(*len),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::FileExt;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+
+    use test_support::Scratch;
+
+    use super::*;
+    use crate::elf::source::SourceMap;
+
+    fn compile(source: &Path, flags: &[&str]) -> PathBuf {
+        let program = source.with_extension("exe");
+        let mut gcc = Command::new("gcc");
+        gcc.args(flags).arg("-o").arg(&program).arg(source);
+        assert!(gcc.status().unwrap().success());
+        program
+    }
+
+    #[test]
+    fn compressed_sections_count_in_full() {
+        const HUGE: u64 = 1 << 40;
+        let scratch = Scratch::new();
+        let source = scratch.file("program.c");
+        let text = "#include <stdio.h>\nint main(void) { return puts(\"\"); }";
+        std::fs::write(&source, text).unwrap();
+        let program = compile(&source, &["-g", "-gz=zlib"]);
+        let elf = ElfFile::open(&program).unwrap();
+        let cost = DebugCost::of(&elf, u64::MAX);
+        let is_compressed = |it: &&SectionHeader| it.sh_flags & u64::from(SHF_COMPRESSED) != 0;
+        let section = elf.sections.iter().find(is_compressed).unwrap();
+        let len = elf.decompressed_len(section);
+        assert!(len > section.sh_size && cost.bytes > len, "{len}");
+        assert!(elf.decompressed(SectionId::DebugInfo).is_some());
+        assert!(SourceMap::of(&elf).is_ok());
+        let file = OpenOptions::new().write(true).open(&program).unwrap();
+        // ch_size (elf(5)).
+        file.write_all_at(&HUGE.to_le_bytes(), section.sh_offset + 8)
+            .unwrap();
+        let elf = ElfFile::open(&program).unwrap();
+        assert!(DebugCost::of(&elf, u64::MAX).bytes >= HUGE);
+        let error = SourceMap::of(&elf).err().unwrap().to_string();
+        assert!(error.contains("too much"), "{error}");
+        assert!(SourceMap::left_out().contains(&program));
+    }
+
+    /// The paths of source files, all with one long name.
+    #[test]
+    fn paths_count_as_often_as_used() {
+        const FILES: u64 = 1000;
+        const NAME: u64 = 10_000;
+        let scratch = Scratch::new();
+        let source = scratch.file("program.s");
+        let text = format!(
+            r#".globl _start
+_start: nop
+.Lend:
+.section .debug_abbrev,"",@progbits
+.byte 1,0x11,0,0x10,0x17,0,0,0
+.section .debug_info,"",@progbits
+.long 2f-1f
+1: .short 5
+.byte 1,8
+.long 0
+.byte 1
+.long 0
+2:
+.section .debug_line_str,"MS",@progbits,1
+.fill {NAME},1,0x61
+.byte 0
+.section .debug_line,"",@progbits
+.long 4f-3f
+3: .short 5
+.byte 8,0
+.long 6f-5f
+5: .byte 1,1,1,-5,14,13,0,1,1,1,1,0,0,0,1,0,0,1
+.byte 1,1,0x1f,1
+.long 0
+.byte 1,1,0x1f
+.uleb128 {FILES}
+.fill {},1,0
+6: .byte 0,9,2
+.quad _start
+.byte 1,2,1,0,1,1
+4:
+"#,
+            4 * FILES
+        );
+        std::fs::write(&source, text).unwrap();
+        let program = compile(&source, &["-nostdlib", "-no-pie"]);
+        let elf = ElfFile::open(&program).unwrap();
+        let cost = DebugCost::of(&elf, u64::MAX).bytes;
+        assert!((FILES * NAME..4 * FILES * NAME).contains(&cost), "{cost}");
+        assert!(DebugCost::of(&elf, FILES).bytes > FILES);
+    }
+}
