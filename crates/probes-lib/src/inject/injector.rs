@@ -318,7 +318,7 @@ impl<'i> Injector<'i> {
         let mut code = vec![0; self.code_cave.len as usize];
         let read = self.memory.read(self.code_cave.at, &mut code);
         let is_empty = read.is_ok() && code.iter().all(|&byte| byte == 0);
-        !is_empty && stopped.leads_into(self.memory, &self.code_cave.range())
+        !is_empty && stopped.leads_into(self.memory, &[self.code_cave.range()])
     }
 
     /// Clears the code cave. To be called once calls have been made from there, or no thread is there according to

@@ -1,18 +1,20 @@
-//! [`StackRanges`]: whether the stack of a stopped thread holds an address of some code, to which the
+//! [`StackRanges`] and [`StackSearch`]: whether the stack of a stopped thread holds an address of some code, to which the
 //! thread may return.
 
 use std::ops::Range;
 
+use memchr::memmem::Finder;
+
 use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
-use crate::numbers::words;
+use crate::numbers::{u64_at, words};
 use crate::process::maps::Mapping;
 
 /// How many bytes of a stack are searched for addresses of code. What is further up may be no stack any more: memory that
 /// is mapped right after one.
 const MAX_SEARCHED: u64 = 1 << 20;
 
-/// How many bytes of a stack are searched for signal frames; to search so many takes about 3 ms.
+/// How many bytes of a stack are searched for signal frames.
 const MAX_SEARCHED_FOR_FRAMES: u64 = 64 << 20;
 
 /// How many bytes of a stack are read at once.
@@ -26,17 +28,10 @@ const MAX_STACKS: usize = 16;
 
 /// In a signal frame, what follows the stack pointer, the program counter and the flags of a
 /// 64-bit program: its segments `cs`, `gs`, `fs` and `ss` (struct sigcontext of asm/sigcontext.h).
-const SEGMENTS: u64 = 0x002b_0000_0000_0033;
+const SEGMENTS: [u8; 8] = 0x002b_0000_0000_0033_u64.to_le_bytes();
 
-/// A word on a stack.
-struct StackWord {
-    at: u64,
-    /// How many bytes there are between the stack pointer and it.
-    above: u64,
-    word: u64,
-    /// The three words before it.
-    before: [u64; 3],
-}
+/// How many bytes of a signal frame are before its [`SEGMENTS`]: the stack pointer, the program counter and the flags.
+const BEFORE: usize = 24;
 
 /// Where the stacks of a process may be: memory that can be written, in order.
 #[derive(Debug)]
@@ -93,123 +88,229 @@ impl StackRanges {
         // The stack pointer may be in memory that is mapped only when it is written to.
         let start = top.max(stack.start);
         let end = top.saturating_add(most).min(stack.end);
-        (start & !7)..end
+        // Only words that are at a multiple of their length are looked at.
+        (start & !7)..(end & !7)
     }
 
-    /// Returns the first word on the stack above `top` that is an address of one of these ranges of code; further up, the first
-    /// that a signal frame returns to: a handler may use more than [`MAX_SEARCHED`]. If that stack
-    /// has a signal frame, the stack that the signal has interrupted is searched too: a signal handler
-    /// may have a stack of its own (sigaltstack(2)).
-    pub(crate) fn lead_into(
-        &self,
-        memory: &impl ReadMemory,
-        top: LiveAddr,
-        code: &[Range<u64>],
-    ) -> Option<LiveAddr> {
-        let mut found = None;
-        self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |word| {
-            let to = if word.above < MAX_SEARCHED {
-                word.word
-            } else if word.word == SEGMENTS {
-                word.before[1]
-            } else {
-                return true;
-            };
-            let leads = code.iter().any(|code| code.contains(&to));
-            found = leads.then_some(LiveAddr(to));
-            !leads
-        });
-        found
-    }
-
-    /// Returns the program counters in the signal frames on the stack above `top`, and on the stacks that these signals
-    /// have interrupted: the address of each, and its value.
-    pub(crate) fn contexts(&self, memory: &impl ReadMemory, top: LiveAddr) -> Vec<(LiveAddr, u64)> {
-        let mut contexts = Vec::new();
-        self.search(memory, top, MAX_SEARCHED_FOR_FRAMES, |word| {
-            if word.word == SEGMENTS {
-                contexts.push((LiveAddr(word.at.wrapping_sub(16)), word.before[1]));
-            }
-            true
-        });
-        contexts
-    }
-
-    /// Calls `visit` for each word on the stack above `top`, and on the stacks that signal frames there lead to, at
-    /// most `most` bytes of each, until it returns false.
-    fn search(
-        &self,
-        memory: &impl ReadMemory,
-        top: LiveAddr,
-        most: u64,
-        mut visit: impl FnMut(StackWord) -> bool,
-    ) {
-        let mut tops = vec![top.0];
-        let mut searched: Vec<Range<u64>> = Vec::new();
-        while let Some(top) = tops.pop() {
-            let is_known = searched.iter().any(|stack| stack.contains(&top));
-            if is_known || searched.len() >= MAX_STACKS {
-                continue;
-            }
-            let mut before = [0; 3];
-            let mut goes_on = true;
-            let range = self.above(top, most);
-            let start = range.start;
-            let mut at = start;
-            let stack = each_word(memory, range, |word| {
-                let above = at.wrapping_sub(start);
-                goes_on = visit(StackWord {
-                    at,
-                    above,
-                    word,
-                    before,
-                });
-                if word == SEGMENTS {
-                    tops.push(before[0]);
-                }
-                before = [before[1], before[2], word];
-                at = at.wrapping_add(8);
-                goes_on
-            });
-            if !goes_on {
-                return;
-            }
-            searched.push(stack);
+    /// Begins a search of the stacks of all threads.
+    pub(crate) fn search<'s, M: ReadMemory>(&'s self, memory: &'s M) -> StackSearch<'s, M> {
+        StackSearch {
+            stacks: self,
+            memory,
+            segments: Finder::new(&SEGMENTS),
+            words: Searched::default(),
+            frames: Searched::default(),
+            tops: Vec::new(),
+            buffer: vec![0; BEFORE + READ_AT_ONCE as usize],
         }
     }
 }
 
-/// Passes the words of a stack to `visit`, from the stack pointer up, until that returns false;
-/// returns their range.
-fn each_word(
-    memory: &impl ReadMemory,
-    stack: Range<u64>,
-    mut visit: impl FnMut(u64) -> bool,
-) -> Range<u64> {
-    let mut at = stack.start;
-    let mut buffer = [0; READ_AT_ONCE as usize];
-    let mut is_by_pages = false;
-    while at < stack.end {
-        let most = if is_by_pages {
-            PAGE - at % PAGE
-        } else {
-            READ_AT_ONCE
-        };
-        let part = &mut buffer[..(stack.end - at).min(most) as usize];
-        if memory.read(LiveAddr(at), part).is_err() {
-            if is_by_pages {
-                // The stack ends here.
-                break;
-            }
-            is_by_pages = true;
-            continue;
-        }
-        if !words(part).all(&mut visit) {
-            break;
-        }
-        at += part.len() as u64;
+/// A search of the stacks of a process, thread by thread. Many stacks may be in one mapping, so that each is in what is searched of
+/// those below it: what was searched for one thread is not searched again for the next.
+pub(crate) struct StackSearch<'s, M> {
+    stacks: &'s StackRanges,
+    memory: &'s M,
+    segments: Finder<'static>,
+    /// Where each word was compared with the code that is looked for.
+    words: Searched,
+    /// Where signal frames were looked for.
+    frames: Searched,
+    /// The stack pointers of stacks to search.
+    tops: Vec<u64>,
+    /// What was read last, after the [`BEFORE`] bytes before it.
+    buffer: Vec<u8>,
+}
+
+/// What is on a stack.
+#[derive(Default)]
+struct StackContents {
+    /// The first word that is an address of the code.
+    into_code: Option<u64>,
+    frames: Vec<SignalFrame>,
+}
+
+/// What a signal has interrupted.
+struct SignalFrame {
+    stack_pointer: u64,
+    /// Where the program counter is on the stack.
+    at: LiveAddr,
+    counter: u64,
+}
+
+impl<M: ReadMemory> StackSearch<'_, M> {
+    /// Returns a word on the stack above `top` that is an address of one of these ranges of code; further up, one that a
+    /// signal frame returns to: a handler may use more than [`MAX_SEARCHED`]. If that stack
+    /// has a signal frame, the stack that the signal has interrupted is searched too: a signal handler
+    /// may have a stack of its own (sigaltstack(2)).
+    ///
+    /// To be called with the same code for each thread, until it returns a word.
+    pub(crate) fn lead_into(&mut self, top: LiveAddr, code: &[Range<u64>]) -> Option<LiveAddr> {
+        let found = self.find(top, code, |contents| {
+            let mut counters = contents.frames.iter().map(|frame| frame.counter);
+            let interrupted = || counters.find(|to| is_in(code, *to));
+            contents.into_code.or_else(interrupted)
+        });
+        found.map(LiveAddr)
     }
-    stack.start..at
+
+    /// Returns the program counters in the signal frames on the stack above `top`, and on the stacks that these signals
+    /// have interrupted: the address of each, and its value. Those found for another thread are left out.
+    pub(crate) fn contexts(&mut self, top: LiveAddr) -> Vec<(LiveAddr, u64)> {
+        let mut contexts = Vec::new();
+        self.find(top, &[], |contents| {
+            contexts.extend(
+                contents
+                    .frames
+                    .iter()
+                    .map(|frame| (frame.at, frame.counter)),
+            );
+            None::<()>
+        });
+        contexts
+    }
+
+    /// Calls `visit` for the stack above `top`, and the stacks that signal frames there lead to, until it returns something.
+    fn find<T>(
+        &mut self,
+        top: LiveAddr,
+        code: &[Range<u64>],
+        mut visit: impl FnMut(&StackContents) -> Option<T>,
+    ) -> Option<T> {
+        self.tops.push(top.0);
+        let mut stacks_left = MAX_STACKS;
+        // What is left then is searched for the next thread.
+        while stacks_left > 0 {
+            let top = self.tops.pop()?;
+            if let Some(contents) = self.search_stack(top, code) {
+                stacks_left -= 1;
+                self.tops
+                    .extend(contents.frames.iter().map(|frame| frame.stack_pointer));
+                let found = visit(&contents);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        None
+    }
+
+    /// Searches what was not searched so far of the stack above `top`; returns `None` if that is nothing.
+    fn search_stack(&mut self, top: u64, code: &[Range<u64>]) -> Option<StackContents> {
+        let whole = self.stacks.above(top, MAX_SEARCHED_FOR_FRAMES);
+        let near = self.stacks.above(top, MAX_SEARCHED);
+        let near = if code.is_empty() {
+            Vec::new()
+        } else {
+            self.words.gaps(&near)
+        };
+        if near.is_empty() && self.frames.gaps(&whole).is_empty() {
+            return None;
+        }
+        let mut contents = StackContents::default();
+        for part in near {
+            let searched = self.search_part(part, code, &mut contents);
+            self.frames.add(searched.clone());
+            self.words.add(searched);
+        }
+        for part in self.frames.gaps(&whole) {
+            let searched = self.search_part(part, &[], &mut contents);
+            self.frames.add(searched);
+        }
+        Some(contents)
+    }
+
+    /// Adds what is in a part of a stack. Returns the part up to where the memory ends.
+    fn search_part(
+        &mut self,
+        part: Range<u64>,
+        code: &[Range<u64>],
+        contents: &mut StackContents,
+    ) -> Range<u64> {
+        let mut at = part.start;
+        while let Some(len) = self.read_piece(at..part.end) {
+            let with_before = &self.buffer[..BEFORE + len];
+            let piece = &with_before[BEFORE..];
+            if contents.into_code.is_none() && !code.is_empty() {
+                contents.into_code = words(piece).find(|to| is_in(code, *to));
+            }
+            let found = self.segments.find_iter(piece);
+            // Each word is at a multiple of its length.
+            let frames = found.filter(|index| index % 8 == 0).map(|index| {
+                let word = |number: usize| u64_at(with_before, index + 8 * number).unwrap_or(0);
+                SignalFrame {
+                    stack_pointer: word(0),
+                    at: LiveAddr((at + index as u64).wrapping_sub(16)),
+                    counter: word(1),
+                }
+            });
+            contents.frames.extend(frames);
+            at += len as u64;
+        }
+        part.start..at
+    }
+
+    /// Reads the first piece of a part of a stack, and the [`BEFORE`] bytes before it; returns its length in bytes. `None` if it has
+    /// none, or cannot be read.
+    ///
+    /// What is before a stack pointer is read as well: the rest of a frame in which the stack of another thread begins.
+    fn read_piece(&mut self, part: Range<u64>) -> Option<usize> {
+        let whole = (part.end - part.start).min(READ_AT_ONCE);
+        let page = whole.min(PAGE - part.start % PAGE);
+        let before = part.start.min(BEFORE as u64);
+        // The memory may begin with the part, and end within it.
+        let tries = [(before, whole), (before, page), (0, whole), (0, page)];
+        let read = tries.into_iter().find(|&(before, len)| {
+            let unread = BEFORE - before as usize;
+            self.buffer[..unread].fill(0);
+            let bytes = &mut self.buffer[unread..BEFORE + len as usize];
+            let from = LiveAddr(part.start - before);
+            len > 0 && self.memory.read(from, bytes).is_ok()
+        });
+        read.map(|(_, len)| len as usize)
+    }
+}
+
+fn is_in(code: &[Range<u64>], at: u64) -> bool {
+    code.iter().any(|code| code.contains(&at))
+}
+
+/// Parts of memory, in order, with gaps between them.
+#[derive(Default)]
+struct Searched(Vec<Range<u64>>);
+
+impl Searched {
+    /// Returns the parts of a range that are not among them.
+    fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let first = self.0.partition_point(|part| part.end <= range.start);
+        let inside = self.0[first..].iter();
+        let mut gaps = Vec::new();
+        let mut at = range.start;
+        for part in inside.take_while(|part| part.start < range.end) {
+            if at < part.start {
+                gaps.push(at..part.start);
+            }
+            at = part.end;
+        }
+        if at < range.end {
+            gaps.push(at..range.end);
+        }
+        gaps
+    }
+
+    fn add(&mut self, part: Range<u64>) {
+        if part.is_empty() {
+            return;
+        }
+        let first = self.0.partition_point(|it| it.end < part.start);
+        let last = self.0.partition_point(|it| it.start <= part.end);
+        let joined = &self.0[first..last];
+        let start = joined
+            .first()
+            .map_or(part.start, |it| it.start.min(part.start));
+        let end = joined.last().map_or(part.end, |it| it.end.max(part.end));
+        self.0.splice(first..last, [start..end]);
+    }
 }
 
 #[cfg(test)]
@@ -239,9 +340,10 @@ mod tests {
     }
 
     const CODE: Range<u64> = 0x5000..0x6000;
+    const FRAME_END: u64 = u64::from_le_bytes(SEGMENTS);
 
     fn frame(at: u64, stack: u64, counter: u64) -> Vec<(u64, u64)> {
-        let words = [stack, counter, 0x246, SEGMENTS];
+        let words = [stack, counter, 0x246, FRAME_END];
         (at..).step_by(8).zip(words).collect()
     }
 
@@ -251,7 +353,10 @@ mod tests {
         let leads = |on_one: Vec<(u64, u64)>, on_other: Vec<(u64, u64)>| {
             let memory = Pages([(one, on_one), (other, on_other)]);
             let stacks = StackRanges(vec![one..one + PAGE, other..other + PAGE]);
-            let found = stacks.lead_into(&memory, LiveAddr(one + 0x20), &[0x7000..0x8000, CODE]);
+            let code = [0x7000..0x8000, CODE];
+            let found = stacks
+                .search(&memory)
+                .lead_into(LiveAddr(one + 0x20), &code);
             found.inspect(|at| assert_eq!(at.0, 0x5008)).is_some()
         };
         let frame_to_other = || frame(one + 0x100, other + 0x80, 0x1234);
@@ -279,7 +384,7 @@ mod tests {
             (other, nested),
         ]);
         let stacks = StackRanges(vec![one..one + PAGE, other..other + PAGE]);
-        let contexts = stacks.contexts(&memory, LiveAddr(one + 0x20));
+        let contexts = stacks.search(&memory).contexts(LiveAddr(one + 0x20));
         // Each after the stack pointer of its frame.
         let expected = [(one + 0x108, 0x1234), (other + 0x208, 0x5678)];
         assert_eq!(
@@ -350,10 +455,13 @@ mod tests {
         let stacks = many_stacks();
         let top = end_of(3) - LEN;
         let far = top + 5 * MAX_SEARCHED;
-        let found = |words| stacks.lead_into(&FrameFarUp(far, words), LiveAddr(top), &[CODE]);
-        assert_eq!(found([0, 0x5008, 0x246, SEGMENTS]), Some(LiveAddr(0x5008)));
+        let found = |words| {
+            let memory = FrameFarUp(far, words);
+            stacks.search(&memory).lead_into(LiveAddr(top), &[CODE])
+        };
+        assert_eq!(found([0, 0x5008, 0x246, FRAME_END]), Some(LiveAddr(0x5008)));
         // What looks like an address of code need not be on a stack there.
-        assert_eq!(found([0x5008, 0x1234, 0x246, SEGMENTS]), None);
+        assert_eq!(found([0x5008, 0x1234, 0x246, FRAME_END]), None);
         assert_eq!(found([0, 0x5008, 0x246, 0]), None);
     }
 
@@ -366,11 +474,82 @@ mod tests {
             read: Cell::new(0),
             word: 0,
         };
+        let mut search = stacks.search(&memory);
         for thread in 0..THREADS {
-            let found = stacks.lead_into(&memory, LiveAddr(end_of(thread) - USED), &[CODE]);
+            let found = search.lead_into(LiveAddr(end_of(thread) - USED), &[CODE]);
             assert_eq!(found, None);
         }
-        assert_eq!(memory.read.get(), THREADS * USED);
+        // And the bytes right before it.
+        assert_eq!(memory.read.get(), THREADS * (USED + BEFORE as u64));
+    }
+
+    /// The stack pointers of threads whose stacks are in one mapping, each near the next.
+    fn tops_in_one_mapping() -> (StackRanges, impl Iterator<Item = LiveAddr>) {
+        let tops = (0..THREADS).map(|thread| LiveAddr(START + thread * MAX_SEARCHED / 2));
+        (StackRanges(vec![START..START + 1000 * LEN]), tops)
+    }
+
+    // promise: Observations: Memory that many threads have their stacks in is read twice at most (1,000 stacks)
+    #[test]
+    fn shared_mapping_is_read_twice_at_most() {
+        let (stacks, tops) = tops_in_one_mapping();
+        let memory = Everywhere {
+            read: Cell::new(0),
+            word: 0,
+        };
+        let mut search = stacks.search(&memory);
+        for top in tops {
+            assert_eq!(search.lead_into(top, &[CODE]), None);
+        }
+        let used = (THREADS - 1) * MAX_SEARCHED / 2 + MAX_SEARCHED_FOR_FRAMES;
+        // Each piece with what is before it.
+        let pieces = used / READ_AT_ONCE + THREADS;
+        let most = 2 * (used + pieces * BEFORE as u64);
+        let read = memory.read.get();
+        assert!((used..=most).contains(&read), "{read}");
+    }
+
+    #[test]
+    fn each_thread_finds_what_is_near() {
+        // Not a frame: it counts only on the stack of a thread, but is in what is searched for frames for all those below.
+        let (stacks, tops) = tops_in_one_mapping();
+        let at = START + 500 * MAX_SEARCHED / 2 - 8;
+        let memory = FrameFarUp(at, [0x5008, 0, 0, 0]);
+        let mut search = stacks.search(&memory);
+        let found: Vec<_> = tops.map(|top| search.lead_into(top, &[CODE])).collect();
+        let first = found.iter().position(Option::is_some);
+        assert_eq!((first, found[498]), (Some(498), Some(LiveAddr(0x5008))));
+    }
+
+    #[test]
+    fn frames_at_any_place_are_found() {
+        let stacks = StackRanges(vec![START..START + LEN]);
+        let ends = [3 * 8, MAX_SEARCHED, 2 * MAX_SEARCHED + READ_AT_ONCE];
+        for at in ends
+            .into_iter()
+            .flat_map(|end| (end - 24..=end + 8).step_by(8))
+        {
+            let memory = FrameFarUp(START + at, [0x1234, 0x5008, 0x246, FRAME_END]);
+            let mut search = stacks.search(&memory);
+            // What is searched for the first ends before the frame, within it, or after it.
+            let low = [START + MAX_SEARCHED, START];
+            let found = low.map(|top| search.contexts(LiveAddr(top)));
+            let expected = [(LiveAddr(START + at + 8), 0x5008)];
+            assert_eq!(found.concat(), expected, "{at:#x}");
+        }
+    }
+
+    #[test]
+    fn searched_parts_leave_gaps() {
+        let mut searched = Searched::default();
+        for part in [0x10..0x20, 0x40..0x50, 0x30..0x38, 0x60..0x60] {
+            searched.add(part);
+        }
+        assert_eq!(searched.gaps(&(0x18..0x48)), [0x20..0x30, 0x38..0x40]);
+        assert_eq!(searched.gaps(&(0x50..0x58)), [0x50..0x58]);
+        assert_eq!(searched.gaps(&(0x12..0x1c)), []);
+        searched.add(0x1c..0x40);
+        assert_eq!(searched.0, [0x10..0x50]);
     }
 
     #[test]

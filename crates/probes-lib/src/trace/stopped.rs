@@ -191,10 +191,10 @@ impl<'p> Stopped<'p> {
         Ok((first == Some(base)).then_some(LiveAddr(base)))
     }
 
-    /// Returns whether a thread executes `code`, or may return there: from a signal handler, for one. True if
+    /// Returns whether a thread executes one of these ranges of code, or may return there: from a signal handler, for one. True if
     /// the process may run.
-    pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &Range<u64>) -> bool {
-        let inside = self.thread_inside(memory, std::slice::from_ref(code));
+    pub(crate) fn leads_into(&self, memory: &impl ReadMemory, code: &[Range<u64>]) -> bool {
+        let inside = self.thread_inside(memory, code);
         inside.is_some() || self.calls.is_lost()
     }
 
@@ -204,14 +204,14 @@ impl<'p> Stopped<'p> {
         memory: &impl ReadMemory,
         code: &[Range<u64>],
     ) -> Option<ThreadInside> {
+        let mut search = self.stacks(memory).search(memory);
         self.tids().find_map(|tid| {
             let registers = self.calls.registers(tid).ok()?;
             let is_executing = code.iter().any(|code| code.contains(&registers.rip));
             let at = if is_executing {
                 LiveAddr(registers.rip)
             } else {
-                let stack = LiveAddr(registers.rsp);
-                self.stacks(memory).lead_into(memory, stack, code)?
+                search.lead_into(LiveAddr(registers.rsp), code)?
             };
             Some(ThreadInside {
                 tid,
@@ -235,16 +235,14 @@ impl<'p> Stopped<'p> {
         let pid = self.process.pid();
         let failed = |errno: Errno| Error::of_call(pid, Operation::Attach, errno.into());
         let mut stack_memory = self.memory(memory)?;
+        let mut search = self.stacks(memory).search(memory);
         for tid in self.tids() {
             let mut registers = match self.calls.registers(tid) {
                 // It was killed meanwhile.
                 Err(Errno::ESRCH) => continue,
                 registers => registers.map_err(failed)?,
             };
-            let contexts = self
-                .stacks(memory)
-                .contexts(memory, LiveAddr(registers.rsp));
-            for (at, counter) in contexts {
+            for (at, counter) in search.contexts(LiveAddr(registers.rsp)) {
                 if let Some(to) = moves.of_address(counter) {
                     let written = stack_memory.write_code(at, &to.to_le_bytes());
                     written

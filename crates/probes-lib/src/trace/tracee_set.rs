@@ -250,7 +250,7 @@ impl<'t> TraceeSet<'t> {
         memory: &impl ReadMemory,
     ) -> bool {
         let hook = self.hooks.get(&pid);
-        hook.is_some_and(|hook| stopped.leads_into(memory, hook))
+        hook.is_some_and(|hook| stopped.leads_into(memory, std::slice::from_ref(hook)))
     }
 
     /// Removes a process from the set.

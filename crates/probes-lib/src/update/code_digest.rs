@@ -359,8 +359,9 @@ impl CodeDigests {
     /// Returns whether a thread may be computing a digest that is to be written.
     fn is_being_computed(&self, stopped: &Stopped<'_>, memory: &ProcessMemory) -> bool {
         let functions = self.fragments.iter().filter(|_| !self.writes.is_empty());
-        let mut functions = functions.flat_map(|table| &table.computing);
-        functions.any(|code| stopped.leads_into(memory, code))
+        let functions = functions.flat_map(|table| table.computing.clone());
+        let functions: Vec<_> = functions.collect();
+        !functions.is_empty() && stopped.leads_into(memory, &functions)
     }
 
     /// Writes the digests into the stopped process, before the first patch, and returns what holds then. What cannot

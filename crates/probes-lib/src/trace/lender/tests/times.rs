@@ -17,13 +17,13 @@ fn silent_tool_loses_the_process() {
     let memory = ProcessMemory::open(&process, OFlag::O_RDWR).unwrap();
     // No thread has this address on its stack.
     let nowhere = 0x5a5a_7b7b_5a5a..0x5a5a_7b7b_5a5b;
-    assert!(!stopped.leads_into(&memory, &nowhere));
+    assert!(!stopped.leads_into(&memory, std::slice::from_ref(&nowhere)));
     // The process answers although the tool has not resumed it.
     talker.hits();
     let other = [!byte];
     assert!(lease.write(code, &other).is_err());
     assert!(lease.is_lost() && !lease.has_stopped());
-    assert!(stopped.leads_into(&memory, &nowhere));
+    assert!(stopped.leads_into(&memory, std::slice::from_ref(&nowhere)));
     assert_eq!(
         lease.answer(&Request::Registers(pid), Some),
         Err(FOLLOWER_LOST)
