@@ -12,7 +12,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use regex::Regex;
 use serde_json::Value;
-use test_support::{DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms, output, program};
+use test_support::{
+    DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms, output, process, program,
+};
 
 use crate::count::start_observing;
 use crate::count_functions::with_fixed_functions;
@@ -378,6 +380,80 @@ fn processes_come_and_go() {
     assert!(!is_observed(second.pid()));
 }
 
+/// Waits until the tool, which looks for programs named `later_`, has looked at all processes that run now.
+fn wait_for_scan(serving: &Serving, scratch: &Scratch) {
+    // The scan that finds the second one begins after the one that finds the first.
+    for name in ["later_1", "later_2"] {
+        let target = named(scratch, name);
+        eventually("a scan has found it", || {
+            let observed = value_of(serving, target.pid(), &["_process_observed"]);
+            (observed == Some(1.0)).then_some(())
+        });
+    }
+}
+
+// promise: Serving: A process that is given by its pid keeps its last figures also while it is a zombie, and that is no error
+#[test]
+fn zombie_keeps_its_last_figures() {
+    let scratch = Scratch::new();
+    let (mut given, other) = (named(&scratch, "given"), named(&scratch, "other"));
+    let pid = given.pid();
+    let flags = format!("-pid {pid} -pid {} -name later_ -scan 100ms", other.pid());
+    let serving = Serving::start(&flags);
+    given.hits();
+    let hits = || value_of(&serving, pid, &["_hits_total", "shared"]);
+    assert_eq!(hits(), Some(3.0));
+    // It is a child of this process, which does not wait for it.
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    eventually("it is observed no more", || {
+        let observed = value_of(&serving, pid, &["_process_observed"]);
+        (observed == Some(0.0)).then_some(())
+    });
+    wait_for_scan(&serving, &scratch);
+    assert_eq!(process::state(pid), Some('Z'));
+    assert_eq!(hits(), Some(3.0));
+    assert_eq!(value_of(&serving, pid, &["_process_refused"]), None);
+    let said = serving.end(Signal::SIGTERM);
+    let errors = said.iter().filter(|line| object(line)["type"] == "error");
+    assert_eq!(errors.count(), 0, "{said:?}");
+}
+
+/// Starts a program until it gets this pid; returns `None` if this user cannot choose pids.
+fn start_as(file: &Path, pid: i32) -> Option<Talker> {
+    for _ in 0..1000 {
+        fs::write("/proc/sys/kernel/ns_last_pid", (pid - 1).to_string()).ok()?;
+        // Another process may have taken it.
+        let talker = Talker::start(file);
+        if talker.pid() == pid {
+            return Some(talker);
+        }
+    }
+    panic!("no process gets the pid {pid}");
+}
+
+// promise: Serving: Another process that gets the pid of a given one is not observed
+#[test]
+fn later_process_of_a_pid_is_not_meant() {
+    let scratch = Scratch::new();
+    let (given, other) = (named(&scratch, "given"), named(&scratch, "other"));
+    let pid = given.pid();
+    let flags = format!("-pid {pid} -pid {} -name later_ -scan 100ms", other.pid());
+    let serving = Serving::start(&flags);
+    drop(given);
+    eventually("it is observed no more", || {
+        let observed = value_of(&serving, pid, &["_process_observed"]);
+        (observed == Some(0.0)).then_some(())
+    });
+    let Some(_later) = start_as(&scratch.copy(&fixture_forms("gen_ocaml")[0], "reused"), pid)
+    else {
+        return;
+    };
+    wait_for_scan(&serving, &scratch);
+    assert_eq!(value_of(&serving, pid, &["_process_observed"]), Some(0.0));
+    assert!(!is_observed(pid));
+    serving.end(Signal::SIGTERM);
+}
+
 // promise: Serving: A process that another observer observes is a metric and one error; the others are served, and it is observed
 //    once it can be
 #[test]
@@ -686,7 +762,10 @@ fn wrong_addresses_and_flags_are_refused() {
             "-pid 7 -listen localhost",
             "\"localhost\" is not ADDRESS:PORT",
         ),
-        ("-pid 7 -buckets 1ms,1us", "larger than the one before"),
+        (
+            "-pid 7 -fn f -buckets 1ms,1us",
+            "larger than the one before",
+        ),
         (
             "-pid 7 -scan 1ms",
             "1ms is too short; 100ms is the shortest",

@@ -64,6 +64,9 @@ pub(super) struct Scanner<'s> {
     ends: Receiver<Ended>,
     /// Whether `serve` is about to end: then no more processes are looked at.
     is_ending: Arc<AtomicBool>,
+    /// When each process that was given by its pid was started, `None` if it did not exist: one that gets the pid of
+    /// another later is not meant.
+    given: BTreeMap<i32, Option<u64>>,
     known: BTreeMap<i32, KnownProcess>,
     /// The processes that may just have executed a program, and since when that is known.
     executed: BTreeMap<i32, Instant>,
@@ -151,7 +154,10 @@ impl<'s> Scanner<'s> {
         ends: Receiver<Ended>,
         is_ending: Arc<AtomicBool>,
     ) -> Scanner<'s> {
+        let given = wanted.selection.given().iter();
+        let given = given.map(|&pid| (pid, started(pid))).collect();
         Scanner {
+            given,
             wanted,
             notifications,
             ends,
@@ -282,15 +288,20 @@ impl<'s> Scanner<'s> {
         looked_at.into_iter().filter_map(with_pid).collect()
     }
 
+    /// Whether this process was given by its pid, rather than an earlier one that had the same pid.
+    fn is_given(&self, pid: i32, started: Option<u64>) -> bool {
+        self.given.get(&pid) == Some(&started)
+    }
+
     /// A process, if it is selected and runs now, with the name of its program.
     fn candidate(&self, pid: i32) -> Option<(Identity, String)> {
         let selection = self.wanted.selection;
         let name = program_name(pid);
-        let is_given = selection.given().contains(&pid);
+        let started = started(pid);
+        let is_given = self.is_given(pid, started);
         let is_own = pid == std::process::id() as i32;
         let is_named =
             (name.as_ref()).is_some_and(|name| !is_own && selection.selects_program(name));
-        let started = started(pid);
         // In the first scan, a given pid that does not exist is kept, so that opening it fails and is reported.
         if !(is_named || is_given) || (started.is_none() && !self.is_first) {
             return None;
@@ -382,12 +393,13 @@ impl<'s> Scanner<'s> {
         }))
     }
 
-    /// Begins to observe a process. `None` if it is selected by its name alone, and it has exited or exec'd
-    /// meanwhile, or is not meant: then no error is reported.
+    /// Begins to observe a process. `None` if it has exited or exec'd meanwhile, or is not meant: then no error is
+    /// reported. In the first scan, it is one if a given process has exited, as a zombie has.
     fn begin(&self, pid: i32, was_replaced: bool) -> Result<Option<StartedObservation>, Failure> {
-        let is_given = self.wanted.selection.given().contains(&pid);
+        let is_given = self.is_given(pid, started(pid));
+        let is_reported = is_given && self.is_first;
         match self.try_begin(pid, is_given, was_replaced) {
-            Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_given => {
+            Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_reported => {
                 Ok(None)
             }
             begun => begun,
