@@ -74,16 +74,16 @@ impl Histogram {
         count: u64,
         sum: Duration,
     ) -> Histogram {
-        let mut not_longer = vec![0; bounds.len()];
+        let mut not_longer = vec![0_u64; bounds.len()];
         for (time, count) in times {
             let bucket = bounds.partition_point(|bound| *bound < time);
             if let Some(bucket) = not_longer.get_mut(bucket) {
-                *bucket += count;
+                *bucket = bucket.saturating_add(count);
             }
         }
-        let mut all = 0;
+        let mut all = 0_u64;
         for bucket in &mut not_longer {
-            all += *bucket;
+            all = all.saturating_add(*bucket);
             *bucket = all;
         }
         Histogram {
@@ -204,6 +204,11 @@ impl CollectorTotals {
 }
 
 impl ProcessFigures {
+    fn add_hits(&mut self, name: &str, hits: u64) {
+        let all = self.hits.entry(bounded(name)).or_default();
+        *all = all.saturating_add(hits);
+    }
+
     /// The figures of what has been recorded. Functions that have one name in one file are one.
     pub(super) fn of(
         bounds: &[Duration],
@@ -213,11 +218,11 @@ impl ProcessFigures {
     ) -> ProcessFigures {
         let mut figures = ProcessFigures::default();
         for (name, hits) in counts.probes() {
-            *figures.hits.entry(bounded(name)).or_default() += hits;
+            figures.add_hits(name, hits);
         }
         // These are USDT probes.
         for function in counts.functions() {
-            *figures.hits.entry(bounded(function.name)).or_default() += function.hits;
+            figures.add_hits(function.name, function.hits);
         }
         for pair in pairs {
             let key = (bounded(pair.start()), bounded(pair.stop()));
@@ -338,6 +343,14 @@ mod tests {
         let histogram = histogram(&[(5, 2), (1000, 1), (1001, 4), (100_000, 1), (200_000, 3)]);
         assert_eq!(histogram.not_longer, [3, 7, 8]);
         assert_eq!(histogram.count, 11);
+    }
+
+    #[test]
+    fn buckets_of_damaged_figures_never_decrease() {
+        let damaged = [(5, u64::MAX), (6, 1), (2000, 7)];
+        let times = damaged.map(|(time, count)| (Duration::from_micros(time), count));
+        let histogram = Histogram::of(&BOUNDS, times.into_iter(), 8, Duration::ZERO);
+        assert_eq!(histogram.not_longer, [u64::MAX; 3]);
     }
 
     #[test]
