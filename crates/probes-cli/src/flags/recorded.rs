@@ -101,6 +101,12 @@ impl Recorded {
         self.probes.iter().any(|probe| selects(probe, name))
     }
 
+    /// Whether -regexp selects the probe of this name, and -probe does not.
+    fn matches_probe(&self, name: &str) -> bool {
+        let is_it = |probe: &Selector| matches!(probe, Selector::Name(it) if it == name);
+        self.has_probe(name) && !self.probes.iter().any(is_it)
+    }
+
     pub(crate) fn has_functions(&self) -> bool {
         !self.functions.is_empty()
     }
@@ -121,13 +127,15 @@ impl Recorded {
         // all the same.
         let ends = self.pairs.iter().flat_map(|pair| [&pair.start, &pair.stop]);
         let ends = ends.filter(|end| !self.has_probe(end));
-        let until = self.until.iter().filter(|until| {
-            let is_it = |probe: &Selector| matches!(probe, Selector::Name(name) if name == *until);
-            !self.probes.iter().any(is_it)
-        });
+        let until = self.until.iter().filter(|until| !self.has_probe(until));
         let names: BTreeSet<&String> = ends.chain(until).collect();
         let names = names.into_iter().map(Selector::name);
         let observation = names.fold(observation, Observation::watch);
+        // A regular expression may match the name of a probe that the process lacks: counting it notices that.
+        let matched = self.until.iter().filter(|until| self.matches_probe(until));
+        let observation = matched.fold(observation, |observation, until| {
+            observation.count(Selector::name(until))
+        });
         // Pairs are timed in the process, too: there it is seen if they interleave.
         let observation = self.pairs.add_to(observation).with_pair_keys();
         self.calls

@@ -68,6 +68,47 @@ fn untrusted_pairs_do_not_end_the_recording() {
 }
 
 #[test]
+fn shortest_bound_waits_for_a_slice() {
+    let scratch = Scratch::new();
+    let file = scratch.file("over.json");
+    for flags in [["-pair", "start,stop"], ["-fn", "Requests.*"]] {
+        let mut target = Talker::start(&program("requests"));
+        let flags = [&flags[..], &["-over", "0"]].concat();
+        let idle = [&flags[..], &["-for", "500ms"]].concat();
+        let done = recording(target.pid(), &idle, &file).until_end();
+        assert!(!done.stderr.contains("a slice took "), "{done:?}");
+        let tool = recording(target.pid(), &flags, &file);
+        target.ask("flight 1 1", "flight");
+        let done = tool.until_end();
+        assert!(done.stderr.contains("a slice took "), "{done:?}");
+        assert!(figure(&done.answer(), "slices") > 0);
+    }
+}
+
+#[test]
+fn probe_of_a_regular_expression_ends_the_recording() {
+    let scratch = Scratch::new();
+    let file = scratch.file("until.json");
+    for flags in [
+        &["-regexp", "st"][..],
+        &["-regexp", "st", "-pair", "start,stop"],
+    ] {
+        let mut target = Talker::start(&program("requests"));
+        let until = |name| [flags, &["-until", name]].concat();
+        let tool = recording(target.pid(), &until("stop"), &file);
+        target.ask("flight 1 1", "flight");
+        let done = tool.until_end();
+        assert!(done.stderr.contains("stop was hit"), "{done:?}");
+        let instants = read(&file)["instants"].as_array().unwrap().len();
+        assert!(instants >= 2, "{done:?}");
+        done.answer();
+        let mut missing = record_command(target.pid(), &until("stopped"), &file);
+        let missing = run_command(&mut missing).failure();
+        assert!(missing.contains("no probe"), "{missing}");
+    }
+}
+
+#[test]
 fn ends_of_pairs_are_instants_if_selected() {
     let scratch = Scratch::new();
     let file = scratch.file("ends.json");

@@ -45,7 +45,7 @@ pub(super) struct CallStacks {
     /// How many calls are open.
     open: usize,
     /// How long the longest call lasted that has ended, in nanoseconds.
-    longest: u64,
+    longest: Option<u64>,
 }
 
 /// The calls of one stack.
@@ -211,7 +211,8 @@ impl CallStacks {
                 }
                 self.open -= 1;
                 if call.lost == counts.lost_hits {
-                    self.longest = self.longest.max(time.saturating_sub(call.began));
+                    let lasted = time.saturating_sub(call.began);
+                    self.longest = self.longest.max(Some(lasted));
                 } else {
                     let doubt = "hits were lost meanwhile: this may be more than one call";
                     arguments.push(Annotation::text("doubt", doubt));
@@ -292,7 +293,7 @@ impl CallStacks {
     }
 
     /// How long the longest call lasted that has ended, in nanoseconds.
-    pub(super) fn longest(&self) -> u64 {
+    pub(super) fn longest(&self) -> Option<u64> {
         self.longest
     }
 }

@@ -290,8 +290,8 @@ impl<'r> Recording<'r> {
     /// Whether it is time to check whether pairs interleave: now and then, and before a pair ends the recording.
     pub(super) fn latencies_are_due(&self) -> bool {
         let recorded = &self.args.recorded;
-        let longest = Duration::from_nanos(self.timeline.longest_pair());
-        let is_over = recorded.over.is_some_and(|over| longest >= over);
+        let longest = self.timeline.longest_pair().map(Duration::from_nanos);
+        let is_over = recorded.over.is_some() && longest >= recorded.over;
         let is_old = |read: Instant| read.elapsed() >= LATENCIES_INTERVAL;
         !recorded.pairs.is_empty() && (is_over || self.latencies_read.is_none_or(is_old))
     }
@@ -310,13 +310,14 @@ impl<'r> Recording<'r> {
     /// Whether what was read ends the recording.
     fn after_reading(&self) -> Next {
         let (recorded, messages) = (&self.args.recorded, &self.output.messages);
-        let longest = Duration::from_nanos(self.timeline.longest());
         let until = recorded.until.as_ref();
         if let Some(name) = until.filter(|_| self.timeline.is_hit()) {
             messages.note(&format!("{name} was hit"));
             return Next::Stop;
         }
-        if recorded.over.is_some_and(|over| longest >= over) {
+        let longest = self.timeline.longest().map(Duration::from_nanos);
+        let over = longest.filter(|longest| recorded.over.is_some_and(|over| *longest >= over));
+        if let Some(longest) = over {
             let nanoseconds = longest.as_nanos();
             messages.note(&format!("a slice took {nanoseconds} ns"));
             return Next::Stop;

@@ -44,8 +44,8 @@ pub(super) struct Timeline {
     writer: TrackWriter,
     pid: i32,
     pairs: Vec<Pair>,
-    /// The longest time of each pair so far, in nanoseconds; `None` if its times cannot be trusted.
-    longest_pairs: Vec<Option<u64>>,
+    /// Of each pair in `pairs`.
+    longest_pairs: Vec<LongestPair>,
     /// The probes whose hits are instants, also if they are ends of pairs.
     probes: Vec<Selector>,
     /// The probe whose hit ends the recording, and whether it was hit.
@@ -75,6 +75,15 @@ struct ThreadTracks {
     waits: Option<TrackId>,
 }
 
+/// The longest time of a pair.
+#[derive(Clone, Copy, Default)]
+struct LongestPair {
+    /// In nanoseconds; `None` if it was not stopped so far.
+    longest: Option<u64>,
+    /// Whether its times cannot be trusted.
+    is_untrusted: bool,
+}
+
 /// How a slice has ended, if not as it should.
 const RUNNING: &str = "still running";
 const NO_STOP: &str = "without a stop";
@@ -84,7 +93,7 @@ impl Timeline {
         Timeline {
             writer: TrackWriter::new(sink),
             pid,
-            longest_pairs: vec![Some(0); pairs.len()],
+            longest_pairs: vec![LongestPair::default(); pairs.len()],
             pairs,
             probes: Vec::new(),
             until,
@@ -120,20 +129,20 @@ impl Timeline {
 
     /// Returns the longest time of a pair or call that has ended so far, in nanoseconds; without the pairs whose
     /// times cannot be trusted.
-    pub(super) fn longest(&self) -> u64 {
+    pub(super) fn longest(&self) -> Option<u64> {
         self.calls.longest().max(self.longest_pair())
     }
 
     /// Same as [`Timeline::longest`], for pairs alone.
-    pub(super) fn longest_pair(&self) -> u64 {
-        let longest = self.longest_pairs.iter().flatten();
-        longest.copied().max().unwrap_or(0)
+    pub(super) fn longest_pair(&self) -> Option<u64> {
+        let trusted = self.longest_pairs.iter().filter(|pair| !pair.is_untrusted);
+        trusted.filter_map(|pair| pair.longest).max()
     }
 
     /// The times of the pair with this index cannot be trusted.
     pub(super) fn distrust_pair(&mut self, index: usize) {
-        if let Some(longest) = self.longest_pairs.get_mut(index) {
-            *longest = None;
+        if let Some(pair) = self.longest_pairs.get_mut(index) {
+            pair.is_untrusted = true;
         }
     }
 

@@ -57,9 +57,8 @@ impl Timeline {
 
     /// Notes that a pair lasted this many nanoseconds.
     fn add_pair_time(&mut self, index: usize, lasted: u64) {
-        let longest = self.longest_pairs.get_mut(index);
-        if let Some(longest) = longest.and_then(Option::as_mut) {
-            *longest = lasted.max(*longest);
+        if let Some(pair) = self.longest_pairs.get_mut(index) {
+            pair.longest = pair.longest.max(Some(lasted));
         }
     }
 
