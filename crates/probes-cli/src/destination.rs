@@ -1,11 +1,11 @@
 //! [`Output`]: how the answer of a command is written, and where to: standard output, a file (-o), or, beside
 //! a traced program whose standard output is its own, standard error.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, BufWriter, IsTerminal, LineWriter, Write, stderr, stdout};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, IsTerminal, LineWriter, Stdout, Write, stderr, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +15,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::output::Format;
-use crate::poll::{PIPE_BUF, is_writable};
+use crate::poll::{PIPE_BUF, WaitingWriter, is_writable};
 use crate::text::TERMINAL_LINES;
 
 /// How the answer of a command is written and where to, and the messages beside it.
@@ -40,17 +40,24 @@ pub(crate) enum Destination {
 /// them.
 #[derive(Debug)]
 pub(crate) struct AnswerFile {
+    path: PathBuf,
     file: File,
     is_emptied: AtomicBool,
+    /// Whether we have made it.
+    is_new: bool,
 }
 
 impl AnswerFile {
     /// Opens a file, or creates it.
     fn open(path: &Path, messages: &Messages) -> io::Result<AnswerFile> {
-        let mut options = OpenOptions::new();
-        let file = open_to_write(options.create(true).truncate(false), path, messages)?;
+        let (file, is_new) = open_or_create(path, messages)?;
         let is_emptied = AtomicBool::new(!file.metadata()?.is_file());
-        Ok(AnswerFile { file, is_emptied })
+        Ok(AnswerFile {
+            path: path.to_owned(),
+            file,
+            is_emptied,
+            is_new,
+        })
     }
 
     /// The file, emptied by the first call.
@@ -60,6 +67,16 @@ impl AnswerFile {
             self.is_emptied.store(true, Ordering::Relaxed);
         }
         Ok(&self.file)
+    }
+}
+
+impl Drop for AnswerFile {
+    /// If the command has not begun, no new file is left.
+    fn drop(&mut self) {
+        if self.is_new && !self.is_emptied.load(Ordering::Relaxed) {
+            // It is empty; that it stays does no harm.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -81,8 +98,10 @@ impl Output {
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> Result<(), Failure> {
         let mut to: Box<dyn Write> = match &self.destination {
-            Destination::Stdout => Box::new(BufWriter::new(StandardOutput)),
-            Destination::Stderr => Box::new(LineWriter::new(stderr())),
+            Destination::Stdout => {
+                Box::new(BufWriter::new(WaitingWriter(StandardOutput(stdout()))))
+            }
+            Destination::Stderr => Box::new(LineWriter::new(WaitingWriter(stderr()))),
             Destination::File(file) => {
                 Box::new(BufWriter::new(file.emptied().map_err(Failure::Output)?))
             }
@@ -154,7 +173,9 @@ impl Destination {
         let written = match self {
             Destination::Stdout => return print_bytes(text),
             Destination::File(file) => file.emptied().and_then(|mut file| file.write_all(text)),
-            Destination::Stderr => pieces(text).try_for_each(|piece| stderr().write_all(piece)),
+            Destination::Stderr => {
+                pieces(text).try_for_each(|piece| WaitingWriter(stderr()).write_all(piece))
+            }
         };
         written.map_err(Failure::Output)
     }
@@ -167,7 +188,7 @@ impl Destination {
         let end = most.iter().rposition(|&byte| byte == b'\n');
         let piece = &most[..end.map_or(most.len(), |end| end + 1)];
         match self {
-            Destination::Stdout => StandardOutput.write_all(piece)?,
+            Destination::Stdout => return StandardOutput(stdout()).write(piece),
             Destination::Stderr => stderr().write_all(piece)?,
             Destination::File(file) => file.emptied()?.write_all(piece)?,
         }
@@ -184,14 +205,22 @@ impl Destination {
     }
 }
 
-/// Opens a file to be written to. Waits for a reader if it is a pipe without one, and says so. Has to be called before
-/// signals are blocked, so that they end the wait.
-pub(crate) fn open_to_write(
-    options: &mut OpenOptions,
-    path: &Path,
-    messages: &Messages,
-) -> io::Result<File> {
+/// Opens a file to be written to, or creates it. Returns the file, and whether it is new; an existing one keeps its
+/// contents. Waits for a reader if it is a pipe without one, and says so. Has to be called before signals are blocked,
+/// so that they end the wait.
+pub(crate) fn open_or_create(path: &Path, messages: &Messages) -> io::Result<(File, bool)> {
+    let mut options = OpenOptions::new();
     let options = options.write(true);
+    match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let options = options.create(true).truncate(false);
+            Ok((open_to_write(options, path, messages)?, false))
+        }
+        created => Ok((created?, true)),
+    }
+}
+
+fn open_to_write(options: &mut OpenOptions, path: &Path, messages: &Messages) -> io::Result<File> {
     let mut at_once = options.clone();
     match at_once.custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
         Ok(file) => {
@@ -225,15 +254,22 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Same as [`print()`], for text that may begin in the middle of a UTF-8 character.
 fn print_bytes(text: &[u8]) -> Result<(), Failure> {
-    StandardOutput.write_all(text).map_err(Failure::Output)
+    let written = WaitingWriter(StandardOutput(stdout())).write_all(text);
+    written.map_err(Failure::Output)
 }
 
 /// Standard output. [`std::io::Stdout`] passes over what it writes to a descriptor that is not open for writing.
-struct StandardOutput;
+struct StandardOutput(Stdout);
+
+impl AsFd for StandardOutput {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Write for StandardOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(nix::unistd::write(stdout(), bytes)?)
+        Ok(nix::unistd::write(&self.0, bytes)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {

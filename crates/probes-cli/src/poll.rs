@@ -1,6 +1,7 @@
 //! Waits with poll(2): how long, and whether something can be written without waiting.
 
-use std::os::fd::BorrowedFd;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -8,6 +9,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The most that one write(2) to a pipe writes as a whole, pipe(7).
 pub(crate) const PIPE_BUF: usize = 4096;
+
+/// For how long a [`WaitingWriter`] waits until it tries again.
+const WAIT_FOR_ROOM: Duration = Duration::from_secs(1);
 
 /// Returns whether [`PIPE_BUF`] bytes can be written without waiting: poll(2) reports a pipe as writable only if it
 /// has room for that many.
@@ -25,6 +29,26 @@ pub(crate) fn is_writable_until(output: BorrowedFd<'_>, deadline: Instant) -> bo
             Err(Errno::EINTR) if !left.is_zero() => {}
             ready => return ready == Ok(1),
         }
+    }
+}
+
+/// Waits for room before it writes to a stream that does not block: another process that has it, too, has made it so.
+pub(crate) struct WaitingWriter<W>(pub(crate) W);
+
+impl<W: Write + AsFd> Write for WaitingWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    is_writable_until(self.0.as_fd(), Instant::now() + WAIT_FOR_ROOM);
+                }
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }
 

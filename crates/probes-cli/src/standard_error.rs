@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::poll::{PIPE_BUF, is_writable, is_writable_until};
+use crate::poll::{PIPE_BUF, WaitingWriter, is_writable, is_writable_until};
 
 /// How long the first message waits for room.
 const MAX_WAIT: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ fn write_line(line: &str, deadline: Instant) -> bool {
     if !SIGNALS_ARE_BLOCKED.load(Ordering::Relaxed) {
         // One write for each line, because a traced program may write to the same place. If standard error is
         // closed, there is no place to report that.
-        let _ = errors.write_all(line.as_bytes());
+        let _ = WaitingWriter(errors).write_all(line.as_bytes());
         return true;
     }
     for (index, piece) in line.as_bytes().chunks(PIPE_BUF).enumerate() {

@@ -156,7 +156,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let by_stack = args.by.as_ref().filter(|by| by.is_stack());
     if let (Some(target), Some(by)) = (opened.only(), by_stack) {
-        let counting = stacks::StackCounting::new(target.pid(), by.shown(), args.svg.as_deref())?;
+        let (svg, messages) = (args.svg.as_deref(), &output.messages);
+        let counting = stacks::StackCounting::new(target.pid(), by.shown(), svg, messages)?;
         let active = opened.begin(request(counted.with_stacks()), &output)?;
         warn_of_uncounted_functions(&active, counted, &output);
         return counting.run(active, &output);

@@ -129,7 +129,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let (opened, output) = chosen.open(output)?;
     // Before anything is changed, because it may fail.
-    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
+    let create = |path| ReportFile::create(path, &output.messages);
+    let report_file = args.svg.as_deref().map(create).transpose()?;
     let display = Display::new(&output, args.interval)?;
     let only = opened.only().cloned();
     let active = opened.begin(

@@ -168,13 +168,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage(UsageError::new(Some("latency"), why)));
     }
     let (opened, output) = chosen.open(output)?;
-    // Before anything is changed, because it may fail.
-    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
     let mut sources = FunctionSources::default();
     if let Some(target) = opened.only().filter(|_| timed.has_caller()) {
         let functions = Functions::of_process(target.pid());
         sources = FunctionSources::of(functions.map_err(Failure::of_process(target.pid()))?);
     }
+    // Before anything is changed, because it may fail, and after what takes long, because a signal leaves it empty.
+    let create = |path| ReportFile::create(path, &output.messages);
+    let report_file = args.svg.as_deref().map(create).transpose()?;
     let mut printer = LatencyPrinter {
         output: &output,
         is_of_several,

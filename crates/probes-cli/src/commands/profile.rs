@@ -137,7 +137,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
                 Some(_) => args.output.open_stdout(),
                 None => args.output.open()?,
             };
-            profile(args, pid, &output).map(|()| ExitCode::SUCCESS)
+            profile(args, pid, None, &output).map(|()| ExitCode::SUCCESS)
         }
         GivenTarget::Program { path, arguments } => of_program(args, path, arguments),
     }
@@ -150,8 +150,10 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
         Some(_) => args.output.open_stderr(),
         None => args.output.open_beside_program()?,
     };
+    // Before the program is started, because it may fail.
+    let picture_file = create_picture(args, &output)?;
     let started = StartedProgram::start(path, arguments, [])?;
-    let mut done = profile(args, started.pid(), &output);
+    let mut done = profile(args, started.pid(), picture_file, &output);
     let is_about_process = matches!(done, Err(Failure::Target(..)));
     if is_about_process && started.has_exited() {
         output.messages.warning(
@@ -168,6 +170,15 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
 fn picture_path(args: &Args) -> Option<(PictureKind, &Path)> {
     let path = args.output.file()?;
     Some((PictureKind::of(path)?, path))
+}
+
+/// The file of a picture, and the kind of the picture.
+type PictureFile = (PictureKind, ReportFile);
+
+/// Creates the file of the picture that -o asks for, if it does.
+fn create_picture(args: &Args, output: &Output) -> Result<Option<PictureFile>, Failure> {
+    let create = |(kind, path)| Ok((kind, ReportFile::create(path, &output.messages)?));
+    picture_path(args).map(create).transpose()
 }
 
 /// Begins to profile a process. One that we have started may execute programs meanwhile, as scripts do: then it
@@ -205,15 +216,21 @@ fn try_to_begin(args: &Args, pid: i32, output: &Output) -> Result<(Target, Profi
     Ok((target, profiler))
 }
 
-fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
+/// Profiles a process. The file of its picture is created once the process could be opened, unless it is there already.
+fn profile(
+    args: &Args,
+    pid: i32,
+    picture_file: Option<PictureFile>,
+    output: &Output,
+) -> Result<(), Failure> {
     let output = &output.clone().with_pid(pid);
     // For the files of many threads. Not before a program is started, which inherits the limit and the priority.
     descriptors::raise_limit(u64::MAX);
     let _priority = RaisedPriority::of_this_thread();
     let (target, profiler) = begin(args, pid, output)?;
-    let report_file = match picture_path(args) {
-        Some((kind, path)) => Some((kind, ReportFile::create(path)?)),
-        None => None,
+    let picture_file = match picture_file {
+        Some(created) => Some(created),
+        None => create_picture(args, output)?,
     };
     let started = (!args.profiled.is_process()).then_some(pid);
     let signals = TerminationSignals::block_and_pass_on(started)?;
@@ -221,7 +238,7 @@ fn profile(args: &Args, pid: i32, output: &Output) -> Result<(), Failure> {
     let sampled = sample_until_end(args, (target, profiler), &signals, output);
     signals.unblock();
     let (mut profiler, ended) = sampled?;
-    let mut failures = print_profile(args, pid, &mut profiler, report_file, output);
+    let mut failures = print_profile(args, pid, &mut profiler, picture_file, output);
     failures.add(ended);
     failures.finish(&output.messages)
 }
@@ -261,7 +278,7 @@ fn print_profile(
     args: &Args,
     pid: i32,
     profiler: &mut Profiler,
-    report_file: Option<(PictureKind, ReportFile)>,
+    picture_file: Option<PictureFile>,
     output: &Output,
 ) -> StepFailures {
     let mut failures = StepFailures::default();
@@ -278,7 +295,7 @@ fn print_profile(
     };
     let report = ProfileReport::new(pid, program, &profile, how, is_wanted);
     let mut drawn = Ok(());
-    if let Some((kind, file)) = report_file {
+    if let Some((kind, file)) = picture_file {
         let picture = report.picture(kind, &title(args, pid, program));
         drawn = picture.and_then(|picture| file.write(picture));
         // The picture has no place for the excess.

@@ -1,10 +1,12 @@
 //! [`ReportFile`]: the file of `-svg`, and that of `profile -o`.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::fs::{self, File};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::destination::open_or_create;
 use crate::failure::Failure;
+use crate::messages::Messages;
 use crate::replacement::Replacement;
 
 /// A file for a picture, or for a profile in another format. It is opened before anything is observed, so that a path
@@ -17,19 +19,11 @@ pub(super) struct ReportFile {
 }
 
 impl ReportFile {
-    pub(super) fn create(path: &Path) -> Result<ReportFile, Failure> {
+    pub(super) fn create(path: &Path, messages: &Messages) -> Result<ReportFile, Failure> {
         let path = path.to_owned();
         // An existing file keeps its contents until there is a new picture.
-        let mut file = OpenOptions::new();
-        let file = file.write(true);
-        let (file, is_new) = match file.clone().create_new(true).open(&path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                (file.create(true).truncate(false).open(&path), false)
-            }
-            opened => (opened, true),
-        };
-        match file {
-            Ok(file) => Ok(ReportFile { path, file, is_new }),
+        match open_or_create(&path, messages) {
+            Ok((file, is_new)) => Ok(ReportFile { path, file, is_new }),
             Err(error) => Err(Failure::WriteFile(path, error)),
         }
     }

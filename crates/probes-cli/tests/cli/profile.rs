@@ -1,6 +1,8 @@
 //! `profile`: where the time of a process goes.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
@@ -10,7 +12,7 @@ use test_support::process::settle;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output, program};
 
 use crate::stacks::{check_collections, check_complete};
-use crate::support::{blocks_termination, command, object, run};
+use crate::support::{blocks_termination, command, object, run, run_command};
 
 /// Starts the tool with these flags, and waits until it has begun.
 pub(crate) fn profiling(flags: &[&str], pid: i32) -> Talker {
@@ -316,6 +318,32 @@ fn pictures_have_the_same_stacks() {
             _ => {}
         }
     }
+}
+
+#[test]
+fn picture_has_any_name() {
+    let scratch = Scratch::new();
+    let target = Talker::start(&fixture("turns.pie"));
+    let file = scratch.path().join(OsStr::from_bytes(b"caf\xe9.svg"));
+    let mut tool = command(["profile", "-for", "100ms", "-pid"]);
+    tool.arg(target.pid().to_string()).arg("-o").arg(&file);
+    run_command(&mut tool).answer();
+    assert!(fs::read_to_string(file).unwrap().contains("<svg"));
+}
+
+#[test]
+fn program_is_not_started_without_its_picture() {
+    let scratch = Scratch::new();
+    let started = scratch.file("started");
+    let mut tool = command(["profile", "-o"]);
+    tool.arg(scratch.file("absent").join("a.svg"));
+    tool.args(["-prog", "/bin/touch", "--"]);
+    let refused = run_command(tool.arg(&started)).failure();
+    assert!(
+        refused.contains("a.svg: No such file or directory"),
+        "{refused}"
+    );
+    assert!(!started.exists());
 }
 
 // promise: Profiles: Stacks of running OCaml code are complete wherever it is interrupted, also where exceptions are raised (all

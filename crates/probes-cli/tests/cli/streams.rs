@@ -77,6 +77,55 @@ fn answer_that_cannot_be_written_is_an_error() {
 }
 
 #[test]
+fn output_that_does_not_block_is_waited_for() {
+    for (line, is_answer) in [("help", true), ("info -pid 4194305", false)] {
+        let (reader, writer) = full_pipe();
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        let mut tool = command(line.split(' '));
+        if is_answer {
+            tool.stdout(writer).stderr(Stdio::null());
+        } else {
+            tool.stdout(Stdio::null()).stderr(writer);
+        }
+        let mut guard = Guard::spawn(&mut tool);
+        drop(tool);
+        eventually("it waits for room, or has given up", || {
+            let call = fs::read_to_string(format!("/proc/{}/syscall", guard.pid()));
+            // poll(2)
+            let waits = call.is_ok_and(|call| call.starts_with("7 "));
+            (waits || !guard.is_running()).then_some(())
+        });
+        let usual = run(line);
+        let expected = if is_answer {
+            usual.stdout
+        } else {
+            usual.stderr
+        };
+        assert_eq!(rest_of_full_pipe(reader), expected);
+        assert_eq!(guard.wait().code(), usual.code);
+    }
+}
+
+#[test]
+fn failed_command_leaves_no_new_file() {
+    let scratch = Scratch::new();
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let new = scratch.file("new");
+    for line in [
+        "count -pid 4194305".to_owned(),
+        format!("watch -pid {} -probe nosuch", target.pid()),
+    ] {
+        let mut tool = command(line.split(' '));
+        run_command(tool.arg("-o").arg(&new)).failure();
+        assert!(!new.exists(), "{line}");
+    }
+    // An answer is in the file, even an empty one.
+    let mut tool = command(["count", "-for", "10ms", "-pid", &target.pid().to_string()]);
+    run_command(tool.arg("-o").arg(&new)).answer();
+    assert!(new.exists());
+}
+
+#[test]
 fn completed_change_is_not_reported_as_failed() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let full = File::options().write(true).open("/dev/full").unwrap();

@@ -13,6 +13,7 @@ use crate::commands::untyped::warn_of_untyped;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
+use crate::messages::Messages;
 use crate::output::{CountedStacks, WarningKind};
 use crate::text::number_of;
 
@@ -32,9 +33,10 @@ impl StackCounting {
         pid: i32,
         top: usize,
         graph: Option<&Path>,
+        messages: &Messages,
     ) -> Result<StackCounting, Failure> {
         let stacks = Stacks::of_process(pid).map_err(Failure::of_process(pid))?;
-        let create = |path| Ok((ReportFile::create(path)?, is_folded(path)));
+        let create = |path| Ok((ReportFile::create(path, messages)?, is_folded(path)));
         Ok(StackCounting {
             counted: CountedStacks::new(pid, stacks.program()),
             stacks,

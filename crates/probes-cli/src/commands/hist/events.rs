@@ -24,7 +24,8 @@ pub(super) fn run(
     let request = EventRequest::new("hist", &args.selection, &args.take_over, globs, output)?;
     let output = &request.output;
     // Before anything is read, because it may fail.
-    let report_file = args.svg.as_deref().map(ReportFile::create).transpose()?;
+    let create = |path| ReportFile::create(path, &output.messages);
+    let report_file = args.svg.as_deref().map(create).transpose()?;
     let display = Display::new(output, args.interval)?;
     let mut recording = RecordedEvents {
         output,

@@ -26,7 +26,7 @@ pub(crate) enum PictureKind {
 impl PictureKind {
     /// What a file with this name is to be; `None` if it gets the answer instead.
     pub(crate) fn of(path: &Path) -> Option<PictureKind> {
-        let name = path.file_name()?.to_str()?;
+        let name = path.file_name()?.to_string_lossy();
         Some(if name.ends_with(".svg") {
             PictureKind::Svg
         } else if name.ends_with(".folded") {

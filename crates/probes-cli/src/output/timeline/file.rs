@@ -8,12 +8,12 @@
 //! A file that is written only in the end ([`TimelineFile::replace`]) keeps its old contents until the new ones are
 //! complete.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::destination::open_to_write;
+use crate::destination::open_or_create;
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::replacement::Replacement;
@@ -40,15 +40,7 @@ impl TimelineFile {
     /// Opens a file, or creates it. Its old contents stay until the first block is written.
     pub(crate) fn create(path: &Path, messages: &Messages) -> Result<TimelineFile, Failure> {
         let open = || {
-            let mut options = OpenOptions::new();
-            let options = options.write(true);
-            let (file, is_new) = match options.clone().create_new(true).open(path) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                    let options = options.create(true).truncate(false);
-                    (open_to_write(options, path, messages)?, false)
-                }
-                opened => (opened?, true),
-            };
+            let (file, is_new) = open_or_create(path, messages)?;
             let is_regular = file.metadata()?.is_file();
             Ok((file, is_regular, is_new))
         };
