@@ -4,7 +4,10 @@ use std::io::{Write, stderr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ratatui::crossterm::terminal::window_size;
+
 use crate::poll::is_writable;
+use crate::text::beginning;
 
 /// Whether the line is on the terminal.
 static IS_SHOWN: AtomicBool = AtomicBool::new(false);
@@ -12,7 +15,13 @@ static IS_SHOWN: AtomicBool = AtomicBool::new(false);
 /// Writes the line in place of the one before it.
 pub(crate) fn replace(line: &str) {
     IS_SHOWN.store(true, Ordering::Relaxed);
-    write(line);
+    // A line that is wrapped, by itself or by a `^C` after it, would stay when the next one is written. A size of 0 means
+    // that it is unknown.
+    let columns = window_size().map_or(0, |size| usize::from(size.columns));
+    match columns {
+        0 => write(line),
+        _ => write(beginning(line, columns.saturating_sub(3))),
+    }
 }
 
 /// Erases the line, if there is one: something else is about to be written in its place.

@@ -4,6 +4,8 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
+use tabled::grid::util::string::get_string_width;
+
 /// The number of lines that a terminal usually has.
 pub(crate) const TERMINAL_LINES: usize = 24;
 
@@ -36,6 +38,16 @@ pub(crate) fn is_unprintable(character: char) -> bool {
                 | '\u{3164}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{fffe}' | '\u{ffff}'
                 | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
         )
+}
+
+/// The beginning of a line that is at most so many columns wide.
+pub(crate) fn beginning(line: &str, columns: usize) -> &str {
+    if get_string_width(line) <= columns {
+        return line;
+    }
+    let ends = line.char_indices().map(|(at, _)| at);
+    let fitting = ends.take_while(|&at| get_string_width(&line[..at]) <= columns);
+    &line[..fitting.last().unwrap_or(0)]
 }
 
 /// The names of functions with `;` between them, as one line of the folded format that flamegraph.pl and inferno

@@ -5,13 +5,12 @@ use std::mem::take;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use nix::sys::signalfd::SignalFd;
 use ratatui::crossterm::terminal::window_size;
-use tabled::grid::util::string::get_string_width;
 
 use super::gaps::Gaps;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::signals::block;
-use crate::text::Escaped;
+use crate::text::{Escaped, beginning};
 
 /// How much of the table is on the terminal.
 #[derive(Debug)]
@@ -78,16 +77,6 @@ fn clipped(table: &str, columns: usize, rows: usize) -> String {
     let lines = table.lines().take(rows);
     let lines = lines.map(|line| format!("{}\n", beginning(line, columns)));
     lines.collect()
-}
-
-/// The beginning of a line that is at most so many columns wide.
-fn beginning(line: &str, columns: usize) -> &str {
-    if get_string_width(line) <= columns {
-        return line;
-    }
-    let ends = line.char_indices().map(|(at, _)| at);
-    let fitting = ends.take_while(|&at| get_string_width(&line[..at]) <= columns);
-    &line[..fitting.last().unwrap_or(0)]
 }
 
 #[cfg(test)]
