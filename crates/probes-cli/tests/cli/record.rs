@@ -1,5 +1,7 @@
 //! `record`: time lines, read back by other people's readers and compared with what the programs say that they did.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -719,6 +721,24 @@ fn progress_of_recordings_is_shown_on_terminals_alone() {
             !screen.lines().any(|line| line.starts_with(begin))
         });
     }
+    // A line that is wider than the terminal would stay there, and each update would add another.
+    terminal.resize(40, 24);
+    let flags = line("-probe tick -last 5s");
+    terminal.type_line(&format!("clear; {tool} {flags} >/dev/null"));
+    let seen = RefCell::new(BTreeSet::new());
+    terminal.wait_until("several lines were written", |screen| {
+        let lines: Vec<&str> = screen
+            .lines()
+            .filter(|line| line.starts_with("recording "))
+            .collect();
+        assert!(lines.len() <= 1, "{screen}");
+        let mut seen = seen.borrow_mut();
+        seen.extend(lines.iter().map(|line| line.to_string()));
+        seen.len() > 3
+    });
+    terminal.press(&["C-c"]);
+    terminal.wait_until("it is gone", |screen| !screen.contains("recording "));
+    terminal.resize(200, 24);
     let of_all = line("-probe tick -for 60s");
     terminal.type_line(&format!("clear; {tool} {of_all} >/dev/null"));
     terminal.wait_until("it shows all", |screen| screen.contains(" of 60 s, "));
@@ -736,6 +756,36 @@ fn progress_of_recordings_is_shown_on_terminals_alone() {
     let said = run_command(&mut record_command(pid, &flags, &file));
     assert_eq!(said.code, Some(0), "{said:?}");
     assert!(!said.stderr.contains("recording "), "{}", said.stderr);
+}
+
+// promise: Time lines: The reader of a pipe that does not read keeps neither a signal nor the exit of a started program from ending the
+//    recording: after 10 seconds, that is an error, and the process is restored
+#[test]
+fn unread_pipe_ends_the_recording() {
+    let scratch = Scratch::new();
+    let pipe = scratch.file("out.json");
+    mkfifo(&pipe, Mode::S_IRWXU).unwrap();
+    // Opened for both, so that it waits for no writer.
+    let options = fs::File::options().read(true).write(true).clone();
+    let _reader = options.open(&pipe).unwrap();
+    let why = format!(
+        "cannot write more to {}: its reader has not read for 10 s",
+        pipe.display()
+    );
+    let mut target = Talker::start(&program("calls"));
+    let mut tool = recording(target.pid(), &["-fn", "Calls.*"], &pipe);
+    target.ask("run 1 3000", "calls");
+    // It comes while the tool reads, or while it waits for room.
+    kill(Pid::from_raw(tool.tool.pid()), Signal::SIGTERM).unwrap();
+    assert_eq!(tool.tool.guard().wait().code(), Some(1));
+    let cut = tool.until_end();
+    assert!(cut.stderr.contains(&why), "{}", cut.stderr);
+    assert!(!is_observed(target.pid()));
+    let mut command = command(["record", "-probe", "tick,req_start,req_end", "-o"]);
+    command.arg(&pipe).arg("-prog").arg(program("service"));
+    let cut = run_command(command.args(["--", "1", "2000"]));
+    assert!(cut.stderr.contains(&why), "{}", cut.stderr);
+    assert_eq!(cut.code, Some(1));
 }
 
 #[test]

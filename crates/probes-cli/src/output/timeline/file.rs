@@ -9,14 +9,20 @@
 //! complete.
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::destination::open_or_create;
 use crate::failure::Failure;
 use crate::messages::Messages;
+use crate::poll::{PIPE_BUF, is_writable_until};
 use crate::replacement::Replacement;
+
+/// How long the reader of a pipe may take to make room: then the recording ends.
+const MAX_WAIT_FOR_ROOM: Duration = Duration::from_secs(10);
 
 /// A file that is written block by block.
 #[derive(Debug)]
@@ -115,7 +121,7 @@ impl TimelineFile {
             block.extend(end);
             self.write_over(block)
         } else {
-            self.file.write_all(block)
+            self.write_pieces(block)
         };
         block.clear();
         if let Err(error) = written {
@@ -147,8 +153,22 @@ impl TimelineFile {
             return Ok(());
         }
         self.end = end;
-        let written = self.file.write_all(end);
+        let written = self.write_pieces(end);
         written.map_err(|error| Failure::CutFile(self.path.clone(), self.len, error))
+    }
+
+    /// Writes to a pipe. Termination signals are blocked meanwhile, so it waits only so long for a reader that does not
+    /// read.
+    fn write_pieces(&mut self, block: &[u8]) -> io::Result<()> {
+        for piece in block.chunks(PIPE_BUF) {
+            if !is_writable_until(self.file.as_fd(), Instant::now() + MAX_WAIT_FOR_ROOM) {
+                let seconds = MAX_WAIT_FOR_ROOM.as_secs();
+                let why = format!("its reader has not read for {seconds} s");
+                return Err(io::Error::new(ErrorKind::TimedOut, why));
+            }
+            self.file.write_all(piece)?;
+        }
+        Ok(())
     }
 
     fn write_over(&mut self, block: &[u8]) -> io::Result<()> {
