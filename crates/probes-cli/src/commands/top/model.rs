@@ -60,6 +60,14 @@ impl Point {
             Some(_) => RowKind::Function,
         }
     }
+
+    /// Its hits, from those of probes by their names, and from those of functions.
+    fn hits(&self, probes: impl Fn(&str) -> Option<u64>, functions: &[u64]) -> Option<u64> {
+        match self.function {
+            None => probes(&self.name),
+            Some(function) => functions.get(function.index).copied(),
+        }
+    }
 }
 
 /// A function, or a site of a USDT probe, that is counted.
@@ -238,6 +246,20 @@ impl Model {
         model
     }
 
+    /// Sets the hits before the first interval, in the words of [`Model::set_counts`]: rates are those since then. If
+    /// there are several processes, some of them have been observed for longer than others.
+    pub(super) fn begin(
+        &mut self,
+        at: Duration,
+        hits: impl Fn(&str) -> Option<u64>,
+        functions: &[u64],
+    ) {
+        for (point, figures) in self.points.iter().zip(&mut self.now.figures) {
+            figures.hits = point.hits(&hits, functions).unwrap_or_default();
+        }
+        self.at = at;
+    }
+
     /// Sets the hits since the beginning, as they were at `at`: `hits` returns those of a probe, by its name;
     /// `functions` are those of the functions, in the order in which these were given.
     pub(super) fn set_counts(
@@ -249,11 +271,7 @@ impl Model {
         let seconds = at.saturating_sub(self.at).as_secs_f64();
         let mut total = 0.0;
         for (point, figures) in self.points.iter().zip(&mut self.now.figures) {
-            let hits = match point.function {
-                None => hits(&point.name),
-                Some(function) => functions.get(function.index).copied(),
-            };
-            let hits = hits.unwrap_or(figures.hits);
+            let hits = point.hits(&hits, functions).unwrap_or(figures.hits);
             let new = hits.saturating_sub(figures.hits) as f64;
             figures.hits = hits;
             figures.rate = new / seconds.max(0.001);

@@ -270,7 +270,7 @@ impl Sessions {
     }
 
     /// Returns the figures that were read last.
-    fn sum(&self) -> TotalReading {
+    pub(super) fn sum(&self) -> TotalReading {
         let mut sample = TotalReading {
             probes: HashMap::new(),
             functions: vec![0; self.functions.len()],

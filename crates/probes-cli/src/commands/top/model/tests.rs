@@ -54,6 +54,16 @@ fn rates_and_shares_are_of_the_last_interval() {
 }
 
 #[test]
+fn first_rate_is_of_the_first_interval() {
+    let mut model = Model::new(["a"], []);
+    model.begin(SECOND, |_| Some(1000), &[]);
+    model.set_counts(2 * SECOND, |_| Some(1010), &[]);
+    let row = model.rows(0, 1).next().unwrap();
+    assert_eq!((row.figures.hits, row.figures.rate), (1010, 10.0));
+    assert_eq!(row.figures.history, [10.0]);
+}
+
+#[test]
 fn odd_times_and_counts_give_finite_figures() {
     let mut model = Model::new(["a", "b"], []);
     for (at, hits) in [(0, 0), (0, u64::MAX), (5, 3), (4, u64::MAX)] {
