@@ -136,6 +136,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let message = "-sites cannot be combined with -by: hits of all sites are counted together";
         return Err(Failure::Usage(UsageError::new(Some("count"), message)));
     }
+    let usage = |why| Failure::Usage(UsageError::new(Some("count"), why));
+    let paths = args.paths.refuse_without_sites(args.sites);
+    paths.map_err(usage)?;
     let output = args.output.open()?;
     let counted = match &*args.counted {
         EventsOrHits::Events(globs) => return events::run(args, globs, &output),

@@ -13,6 +13,7 @@ use crate::hint;
 use crate::messages::Messages;
 use crate::output::{self, Listing, WarningKind};
 use crate::text::{join_first_few, number_of};
+use crate::usage::UsageError;
 
 const HELP: &str = "\
 In plain format, it prints a line for each probe, sorted by name: NAME enabled, NAME disabled, or,
@@ -50,6 +51,8 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let usage = |why: String| Failure::Usage(UsageError::new(Some("info"), why));
+    args.paths.refuse_without_sites(args.sites).map_err(usage)?;
     let output = args.output.open()?;
     let messages = output.messages;
     let pids = args.selection.pids(true, &messages)?;

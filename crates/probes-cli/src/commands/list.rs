@@ -104,6 +104,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         return Err(usage(why));
     }
+    // Lines of functions have paths.
+    let shows_paths = args.sites || args.functions;
+    args.paths
+        .refuse_without_sites(shows_paths)
+        .map_err(usage)?;
     if let Some(provider) = &args.provider {
         return usdt::run(args, provider);
     }

@@ -105,6 +105,11 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let file = NamedFile::of(args)?;
+    if !args.recorded.observes() && !args.recorded.gc {
+        let force = args.take_over.refuse_without_observation("-off-cpu");
+        let refused = force.and_then(|()| args.seccomp.refuse_without_observation("-off-cpu"));
+        refused.map_err(usage)?;
+    }
     match args.observed.given() {
         GivenTarget::Process(pid) => of_process(args, &file, pid).map(|()| ExitCode::SUCCESS),
         GivenTarget::Program { path, arguments } => program::run(args, &file, path, arguments),
@@ -120,12 +125,16 @@ fn of_process(args: &Args, file: &NamedFile, pid: i32) -> Result<(), Failure> {
         recording.observe(&target)?
     } else {
         recording.read_without_hits(&target, |end, signals| {
-            let options = args.take_over.options();
+            let options = args.seccomp.options(args.take_over.options());
             let open = || OpenedEvents::of_process(&target, options, end, &output, signals);
             args.recorded.gc.then(open).transpose()
         })?
     };
     recording.finish(failures)
+}
+
+fn usage(why: String) -> Failure {
+    Failure::Usage(UsageError::new(Some("record"), why))
 }
 
 /// The file that is to be written, and its format.
@@ -136,7 +145,6 @@ struct NamedFile {
 
 impl NamedFile {
     fn of(args: &Args) -> Result<NamedFile, Failure> {
-        let usage = |why: String| Failure::Usage(UsageError::new(Some("record"), why));
         let Some(path) = args.output.file() else {
             return Err(usage(format!(
                 "needs -o FILE, whose name ends with {SUFFIXES}"

@@ -45,6 +45,7 @@ use crate::messages::Messages;
 use crate::output::{self, WarningKind};
 use crate::poll::poll_timeout;
 use crate::signals::TerminationSignals;
+use crate::usage::UsageError;
 
 const HELP: &str = "\
 Observes processes as `count`, `latency` and `gc` do, and serves their figures to Prometheus and
@@ -121,6 +122,11 @@ fn scan_interval(typed: &str) -> Result<Duration, String> {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    if args.served.observation().is_none() {
+        let force = args.take_over.refuse_without_observation("-gc");
+        let refused = force.and_then(|()| args.seccomp.refuse_without_observation("-gc"));
+        refused.map_err(|why| Failure::Usage(UsageError::new(Some("serve"), why)))?;
+    }
     let output = args.output.open()?;
     // Before anything is changed, because it may fail.
     let failed = |source| Failure::Listen(args.listen, source);

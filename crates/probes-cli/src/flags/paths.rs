@@ -15,6 +15,14 @@ impl PathFlags {
         self.form.is_some()
     }
 
+    /// Refuses -paths in answers without paths, which only `-sites` shows.
+    pub(crate) fn refuse_without_sites(&self, sites: bool) -> Result<(), String> {
+        if self.is_given() && !sites {
+            return Err("-paths needs -sites: it says how files are shown in its lines".to_owned());
+        }
+        Ok(())
+    }
+
     pub(crate) fn form(&self) -> PathForm {
         self.form.unwrap_or_default()
     }

@@ -75,6 +75,12 @@ impl Flags for ServedFlags {
         let counted = self.usdt.selectors()?;
         let has_others = !pairs.is_empty() || !timed.is_empty() || !counted.is_empty() || self.gc;
         let probes = self.probes.given_or_all(has_others)?;
+        let has_times = !pairs.is_empty() || !timed.is_empty() || self.gc;
+        if !self.buckets.is_empty() && !has_times {
+            return Err(
+                "-buckets needs -pair, -fn or -gc: it is about histograms of times".to_owned(),
+            );
+        }
         let buckets = if self.buckets.is_empty() {
             BUCKETS.to_vec()
         } else {

@@ -14,6 +14,16 @@ pub(crate) struct TakeOver {
 }
 
 impl TakeOver {
+    /// Refuses -force if nothing is observed; `what` says what is asked for instead.
+    pub(crate) fn refuse_without_observation(&self, what: &str) -> Result<(), String> {
+        if self.force {
+            return Err(format!(
+                "-force: {what} alone installs nothing in the process"
+            ));
+        }
+        Ok(())
+    }
+
     /// The options of an observation, or of its removal.
     pub(crate) fn options(&self) -> Options {
         Options {
