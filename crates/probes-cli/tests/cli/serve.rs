@@ -380,11 +380,12 @@ fn processes_come_and_go() {
     assert!(!is_observed(second.pid()));
 }
 
-/// Waits until the tool, which looks for programs named `later_`, has looked at all processes that run now.
-fn wait_for_scan(serving: &Serving, scratch: &Scratch) {
+/// Waits until the tool, which looks for programs whose names begin with `name`, has looked at all processes that run
+/// now. No other test has programs of such names.
+fn wait_for_scan(serving: &Serving, scratch: &Scratch, name: &str) {
     // The scan that finds the second one begins after the one that finds the first.
-    for name in ["later_1", "later_2"] {
-        let target = named(scratch, name);
+    for number in [1, 2] {
+        let target = named(scratch, &format!("{name}_{number}"));
         eventually("a scan has found it", || {
             let observed = value_of(serving, target.pid(), &["_process_observed"]);
             (observed == Some(1.0)).then_some(())
@@ -398,7 +399,10 @@ fn zombie_keeps_its_last_figures() {
     let scratch = Scratch::new();
     let (mut given, other) = (named(&scratch, "given"), named(&scratch, "other"));
     let pid = given.pid();
-    let flags = format!("-pid {pid} -pid {} -name later_ -scan 100ms", other.pid());
+    let flags = format!(
+        "-pid {pid} -pid {} -name beside_zombie -scan 100ms",
+        other.pid()
+    );
     let serving = Serving::start(&flags);
     given.hits();
     let hits = || value_of(&serving, pid, &["_hits_total", "shared"]);
@@ -409,7 +413,7 @@ fn zombie_keeps_its_last_figures() {
         let observed = value_of(&serving, pid, &["_process_observed"]);
         (observed == Some(0.0)).then_some(())
     });
-    wait_for_scan(&serving, &scratch);
+    wait_for_scan(&serving, &scratch, "beside_zombie");
     assert_eq!(process::state(pid), Some('Z'));
     assert_eq!(hits(), Some(3.0));
     assert_eq!(value_of(&serving, pid, &["_process_refused"]), None);
@@ -437,7 +441,10 @@ fn later_process_of_a_pid_is_not_meant() {
     let scratch = Scratch::new();
     let (given, other) = (named(&scratch, "given"), named(&scratch, "other"));
     let pid = given.pid();
-    let flags = format!("-pid {pid} -pid {} -name later_ -scan 100ms", other.pid());
+    let flags = format!(
+        "-pid {pid} -pid {} -name beside_reused -scan 100ms",
+        other.pid()
+    );
     let serving = Serving::start(&flags);
     drop(given);
     eventually("it is observed no more", || {
@@ -448,7 +455,7 @@ fn later_process_of_a_pid_is_not_meant() {
     else {
         return;
     };
-    wait_for_scan(&serving, &scratch);
+    wait_for_scan(&serving, &scratch, "beside_reused");
     assert_eq!(value_of(&serving, pid, &["_process_observed"]), Some(0.0));
     assert!(!is_observed(pid));
     serving.end(Signal::SIGTERM);

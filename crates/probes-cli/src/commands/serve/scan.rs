@@ -288,7 +288,7 @@ impl<'s> Scanner<'s> {
         looked_at.into_iter().filter_map(with_pid).collect()
     }
 
-    /// Whether this process was given by its pid, rather than an earlier one that had the same pid.
+    /// Whether this process, and no earlier one of the same pid, was given by its pid.
     fn is_given(&self, pid: i32, started: Option<u64>) -> bool {
         self.given.get(&pid) == Some(&started)
     }
@@ -333,7 +333,7 @@ impl<'s> Scanner<'s> {
                     Some(KnownState::NotObserved(pause)) => Some(pause),
                     _ => None,
                 };
-                match self.begin(pid, was_replaced) {
+                match self.begin(pid, identity, was_replaced) {
                     Ok(Some(begun)) => {
                         number = begun.observed.id.number;
                         self.begun = number;
@@ -393,12 +393,16 @@ impl<'s> Scanner<'s> {
         }))
     }
 
-    /// Begins to observe a process. `None` if it has exited or exec'd meanwhile, or is not meant: then no error is
-    /// reported. In the first scan, it is one if a given process has exited, as a zombie has.
-    fn begin(&self, pid: i32, was_replaced: bool) -> Result<Option<StartedObservation>, Failure> {
-        let is_given = self.is_given(pid, started(pid));
-        let is_reported = is_given && self.is_first;
-        match self.try_begin(pid, is_given, was_replaced) {
+    /// Begins to observe a process. `None` if it has exited or exec'd meanwhile, or is not meant: that is no error, except
+    /// in the first scan if a given process has exited.
+    fn begin(
+        &self,
+        pid: i32,
+        identity: Identity,
+        was_replaced: bool,
+    ) -> Result<Option<StartedObservation>, Failure> {
+        let is_reported = self.is_first && self.is_given(pid, identity.started);
+        match self.try_begin(pid, identity, was_replaced) {
             Err(Failure::Target(_, error)) if exit_or_exec(&error).is_some() && !is_reported => {
                 Ok(None)
             }
@@ -409,9 +413,10 @@ impl<'s> Scanner<'s> {
     fn try_begin(
         &self,
         pid: i32,
-        is_given: bool,
+        identity: Identity,
         was_replaced: bool,
     ) -> Result<Option<StartedObservation>, Failure> {
+        let is_given = self.is_given(pid, identity.started);
         let is_observed = |known: &&KnownProcess| matches!(known.state, KnownState::Observed(_));
         if self.known.values().filter(is_observed).count() >= MAX_PROCESSES {
             return Err(Failure::TooManyProcesses(MAX_PROCESSES));
@@ -427,6 +432,10 @@ impl<'s> Scanner<'s> {
             }
             target => target?,
         };
+        // After it was opened: another process may have got its pid since it was found.
+        if started(pid) != identity.started {
+            return Ok(None);
+        }
         let (events, no_events) = match wanted.events.then(|| RuntimeEvents::of_process_if_on(pid))
         {
             None => (None, None),
