@@ -137,7 +137,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::Usage(UsageError::new(Some("count"), message)));
     }
     let usage = |why| Failure::Usage(UsageError::new(Some("count"), why));
-    let paths = args.paths.refuse_without_sites(args.sites);
+    let paths = args.paths.refuse_without("-sites", args.sites);
     paths.map_err(usage)?;
     let output = args.output.open()?;
     let counted = match &*args.counted {

@@ -12,7 +12,7 @@ use super::readings::Display;
 use super::step_failures::StepFailures;
 use crate::destination::Output;
 use crate::failure::Failure;
-use crate::flags::{TakeOver, TargetSelection};
+use crate::flags::TargetSelection;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::LostWords;
@@ -74,7 +74,7 @@ impl<'r> EventRequest<'r> {
     pub(super) fn new(
         command: &'static str,
         selection: &TargetSelection,
-        take_over: &TakeOver,
+        options: Options,
         globs: &'r [Glob],
         output: &Output,
     ) -> Result<EventRequest<'r>, Failure> {
@@ -82,7 +82,7 @@ impl<'r> EventRequest<'r> {
         Ok(EventRequest {
             target: Target::open_any(pid).map_err(Failure::of_process(pid))?,
             globs,
-            options: take_over.options(),
+            options,
             output: output.clone().with_pid(pid),
         })
     }

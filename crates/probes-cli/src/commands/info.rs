@@ -52,7 +52,8 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let usage = |why: String| Failure::Usage(UsageError::new(Some("info"), why));
-    args.paths.refuse_without_sites(args.sites).map_err(usage)?;
+    let refused = args.paths.refuse_without("-sites", args.sites);
+    refused.map_err(usage)?;
     let output = args.output.open()?;
     let messages = output.messages;
     let pids = args.selection.pids(true, &messages)?;

@@ -104,11 +104,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         return Err(usage(why));
     }
-    // Lines of functions have paths.
+    let with_paths = if args.provider.is_some() {
+        "-sites"
+    } else {
+        "-sites or -functions"
+    };
     let shows_paths = args.sites || args.functions;
-    args.paths
-        .refuse_without_sites(shows_paths)
-        .map_err(usage)?;
+    let refused = args.paths.refuse_without(with_paths, shows_paths);
+    refused.map_err(usage)?;
     if let Some(provider) = &args.provider {
         return usdt::run(args, provider);
     }

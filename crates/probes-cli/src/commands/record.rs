@@ -106,8 +106,8 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let file = NamedFile::of(args)?;
     if !args.recorded.observes() && !args.recorded.gc {
-        let force = args.take_over.refuse_without_observation("-off-cpu");
-        let refused = force.and_then(|()| args.seccomp.refuse_without_observation("-off-cpu"));
+        let (take_over, seccomp) = (&args.take_over, &args.seccomp);
+        let refused = take_over.refuse_without_observation(seccomp, "-off-cpu");
         refused.map_err(usage)?;
     }
     match args.observed.given() {

@@ -123,8 +123,8 @@ fn scan_interval(typed: &str) -> Result<Duration, String> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.served.observation().is_none() {
-        let force = args.take_over.refuse_without_observation("-gc");
-        let refused = force.and_then(|()| args.seccomp.refuse_without_observation("-gc"));
+        let (take_over, seccomp) = (&args.take_over, &args.seccomp);
+        let refused = take_over.refuse_without_observation(seccomp, "-gc");
         refused.map_err(|why| Failure::Usage(UsageError::new(Some("serve"), why)))?;
     }
     let output = args.output.open()?;

@@ -15,10 +15,12 @@ impl PathFlags {
         self.form.is_some()
     }
 
-    /// Refuses -paths in answers without paths, which only `-sites` shows.
-    pub(crate) fn refuse_without_sites(&self, sites: bool) -> Result<(), String> {
-        if self.is_given() && !sites {
-            return Err("-paths needs -sites: it says how files are shown in its lines".to_owned());
+    /// Refuses -paths if the answer has no paths: it has paths only with `flags`.
+    pub(crate) fn refuse_without(&self, flags: &str, are_given: bool) -> Result<(), String> {
+        if self.is_given() && !are_given {
+            return Err(format!(
+                "-paths needs {flags}: it says how files are shown in its lines"
+            ));
         }
         Ok(())
     }

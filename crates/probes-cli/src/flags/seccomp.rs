@@ -11,14 +11,8 @@ pub(crate) struct SeccompFlag {
 }
 
 impl SeccompFlag {
-    /// Refuses -despite-seccomp if nothing is observed; `what` says what is asked for instead.
-    pub(crate) fn refuse_without_observation(&self, what: &str) -> Result<(), String> {
-        if self.despite_seccomp {
-            return Err(format!(
-                "-despite-seccomp: {what} alone installs nothing in the process"
-            ));
-        }
-        Ok(())
+    pub(crate) fn is_given(&self) -> bool {
+        self.despite_seccomp
     }
 
     /// Returns these options with the risk that was accepted.

@@ -2,6 +2,8 @@
 
 use probes_lib::Options;
 
+use super::SeccompFlag;
+
 /// The help of `-force` in commands that also start programs.
 pub(crate) const FORCE_HELP: &str = "With -pid: take over from another observer, which then fails";
 
@@ -14,14 +16,22 @@ pub(crate) struct TakeOver {
 }
 
 impl TakeOver {
-    /// Refuses -force if nothing is observed; `what` says what is asked for instead.
-    pub(crate) fn refuse_without_observation(&self, what: &str) -> Result<(), String> {
-        if self.force {
-            return Err(format!(
-                "-force: {what} alone installs nothing in the process"
-            ));
-        }
-        Ok(())
+    /// Refuses this flag and -despite-seccomp if nothing is observed; `what` is the flag that asks for the rest.
+    pub(crate) fn refuse_without_observation(
+        &self,
+        seccomp: &SeccompFlag,
+        what: &str,
+    ) -> Result<(), String> {
+        let flag = if self.force {
+            "-force"
+        } else if seccomp.is_given() {
+            "-despite-seccomp"
+        } else {
+            return Ok(());
+        };
+        Err(format!(
+            "{flag} has no effect: {what} alone installs nothing in the process"
+        ))
     }
 
     /// The options of an observation, or of its removal.

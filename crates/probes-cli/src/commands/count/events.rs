@@ -12,7 +12,8 @@ use crate::failure::Failure;
 use crate::output::{EventCounts, EventTotals};
 
 pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
-    let request = EventRequest::new("count", &args.selection, &args.take_over, globs, output)?;
+    let options = args.seccomp.options(args.take_over.options());
+    let request = EventRequest::new("count", &args.selection, options, globs, output)?;
     let output = &request.output;
     let display = Display::new(output, args.interval)?;
     let mut counting = CountedEvents {

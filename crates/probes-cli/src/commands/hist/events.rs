@@ -21,7 +21,8 @@ pub(super) fn run(
     linear: Option<Linear>,
     output: &Output,
 ) -> Result<(), Failure> {
-    let request = EventRequest::new("hist", &args.selection, &args.take_over, globs, output)?;
+    let options = args.seccomp.options(args.take_over.options());
+    let request = EventRequest::new("hist", &args.selection, options, globs, output)?;
     let output = &request.output;
     // Before anything is read, because it may fail.
     let create = |path| ReportFile::create(path, &output.messages);
