@@ -374,8 +374,8 @@ impl<'l> TopView<'l> {
         let (probes, functions) = sessions.rows();
         let rows = probes.iter().map(String::as_str);
         let mut model = Model::new(rows, &functions);
-        let first = sessions.sum();
-        model.begin(first.at, |row| first.hits(row), &first.functions);
+        let begun = sessions.sum();
+        model.begin(begun.at, |row| begun.hits(row), &begun.functions);
         let processes_of_rows = sessions.processes();
         let first = processes_of_rows
             .first()

@@ -44,7 +44,7 @@ pub(super) struct CallStacks {
     last: Option<(StackId, usize)>,
     /// How many calls are open.
     open: usize,
-    /// How long the longest call lasted that has ended, in nanoseconds.
+    /// How long the longest call lasted that has ended, in nanoseconds; `None` if none has.
     longest: Option<u64>,
 }
 
@@ -292,7 +292,7 @@ impl CallStacks {
         self.indices.values().map(|index| self.stacks[*index].track)
     }
 
-    /// How long the longest call lasted that has ended, in nanoseconds.
+    /// How long the longest call lasted that has ended, in nanoseconds; `None` if none has.
     pub(super) fn longest(&self) -> Option<u64> {
         self.longest
     }

@@ -289,11 +289,17 @@ impl<'r> Recording<'r> {
 
     /// Whether it is time to check whether pairs interleave: now and then, and before a pair ends the recording.
     pub(super) fn latencies_are_due(&self) -> bool {
-        let recorded = &self.args.recorded;
-        let longest = self.timeline.longest_pair().map(Duration::from_nanos);
-        let is_over = recorded.over.is_some() && longest >= recorded.over;
+        let is_over = self.if_over(self.timeline.longest_pair()).is_some();
         let is_old = |read: Instant| read.elapsed() >= LATENCIES_INTERVAL;
-        !recorded.pairs.is_empty() && (is_over || self.latencies_read.is_none_or(is_old))
+        !self.args.recorded.pairs.is_empty() && (is_over || self.latencies_read.is_none_or(is_old))
+    }
+
+    /// Returns the longest time if it ends the recording (`-over`).
+    fn if_over(&self, longest: Option<u64>) -> Option<Duration> {
+        let over = self.args.recorded.over?;
+        longest
+            .map(Duration::from_nanos)
+            .filter(|longest| *longest >= over)
     }
 
     /// The times of the pairs, as they are measured in the process.
@@ -315,9 +321,7 @@ impl<'r> Recording<'r> {
             messages.note(&format!("{name} was hit"));
             return Next::Stop;
         }
-        let longest = self.timeline.longest().map(Duration::from_nanos);
-        let over = longest.filter(|longest| recorded.over.is_some_and(|over| *longest >= over));
-        if let Some(longest) = over {
+        if let Some(longest) = self.if_over(self.timeline.longest()) {
             let nanoseconds = longest.as_nanos();
             messages.note(&format!("a slice took {nanoseconds} ns"));
             return Next::Stop;

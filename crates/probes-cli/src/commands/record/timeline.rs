@@ -127,8 +127,8 @@ impl Timeline {
         self
     }
 
-    /// Returns the longest time of a pair or call that has ended so far, in nanoseconds; without the pairs whose
-    /// times cannot be trusted.
+    /// Returns the longest time of a pair or call that has ended so far, in nanoseconds; `None` if none has. The pairs whose
+    /// times cannot be trusted are left out.
     pub(super) fn longest(&self) -> Option<u64> {
         self.calls.longest().max(self.longest_pair())
     }

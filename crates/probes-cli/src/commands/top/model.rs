@@ -246,8 +246,8 @@ impl Model {
         model
     }
 
-    /// Sets the hits before the first interval, in the words of [`Model::set_counts`]: rates are those since then. If
-    /// there are several processes, some of them have been observed for longer than others.
+    /// Sets the hits before the first interval; the arguments are those of [`Model::set_counts`]. Rates are those since
+    /// then: of several processes, some have been observed for longer than others.
     pub(super) fn begin(
         &mut self,
         at: Duration,
