@@ -142,17 +142,28 @@ fn no_page_is_ever_writable_and_executable() {
                     readings.fetch_add(1, Ordering::Relaxed);
                 }
             });
+            // If this thread panics, the scope waits for the watcher.
+            let at_end = SetAtEnd(&done);
             // On a busy machine, the watcher gets little processor time during so few updates.
             eventually("the mappings have been read often", || {
                 assert_eq!(own.ask("toggle 300 1"), "toggled 0 0");
                 let is_enough = readings.load(Ordering::Relaxed) > 100;
                 (is_enough || watcher.is_finished()).then_some(())
             });
-            done.store(true, Ordering::Relaxed);
+            drop(at_end);
             watcher.join().unwrap();
         });
         assert_eq!(code(), before);
         assert_runs_on_and_exits(own);
+    }
+}
+
+/// Sets a flag once it is dropped.
+struct SetAtEnd<'f>(&'f AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

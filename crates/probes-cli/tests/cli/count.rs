@@ -335,10 +335,10 @@ fn assert_results_on_stderr(tool: &mut Guard) {
 }
 
 /// Reads the lines of intervals until they have this number of hits together: those of one run may be in several.
-fn wait_for_hits(tool: &mut Talker, expected: u64) {
+pub(crate) fn wait_for_hits(mut next_line: impl FnMut() -> Option<String>, expected: u64) {
     let mut hits = 0;
     while hits < expected {
-        let line = tool.line().unwrap();
+        let line = next_line().unwrap();
         // After the time.
         hits += line.split(' ').nth(1).unwrap().parse::<u64>().unwrap();
     }
@@ -356,7 +356,7 @@ fn interrupt_ending_the_process_prints_the_last_values() {
             let mut tool = start_observing_with_command(command(words).process_group(pid), pid);
             target.hits();
             // Three of `shared`, and one of `only_alpha`.
-            wait_for_hits(&mut tool, 4);
+            wait_for_hits(|| tool.line(), 4);
             killpg(Pid::from_raw(pid), Signal::SIGINT).unwrap();
             assert_eq!(target.guard().wait().signal(), Some(Signal::SIGINT as i32));
             let lines: Vec<String> = std::iter::from_fn(|| tool.line()).collect();
@@ -527,7 +527,7 @@ fn failed_removal_is_reported_with_the_last_values() {
         let mut count = command("count -verbose -interval 1ms -probe ping".split(' '));
         let mut tool = start_observing_with_command(count.stderr(Stdio::piped()), pid);
         target.hits();
-        wait_for_hits(&mut tool, 3);
+        wait_for_hits(|| tool.line(), 3);
         target.vfork();
         let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
         let mut errors = stderr.lines().map(Result::unwrap);

@@ -9,6 +9,7 @@ use test_support::process::children;
 use test_support::tmux::Terminal;
 use test_support::{Talker, eventually, fixture_forms, program_forms};
 
+use crate::count::wait_for_hits;
 use crate::count_functions::{ObservingTool, start_observing, start_observing_several};
 use crate::support::{is_observed, run};
 
@@ -246,13 +247,8 @@ fn daemons_are_counted_and_restored() {
             let flags = "-follow -probe ping -interval 20ms";
             let mut tool = start_observing("count", flags, target.pid());
             target.ask("run", "hits ");
-            // What is not read before a process exits is lost, and said to be. The hits may be in several intervals.
-            let mut read = 0;
-            while read < 3 {
-                // After the time.
-                let line = tool.line().unwrap();
-                read += line.split(' ').nth(1).unwrap().parse::<u64>().unwrap();
-            }
+            // What is not read before a process exits is lost, and said to be.
+            wait_for_hits(|| tool.line(), 3);
             let line = if first_process_leaves {
                 "leave"
             } else {
