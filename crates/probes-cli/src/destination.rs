@@ -4,7 +4,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal, LineWriter, Stdout, Write, stderr, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -74,8 +74,7 @@ impl Drop for AnswerFile {
     /// If the command has not begun, no new file is left.
     fn drop(&mut self) {
         if self.is_new && !self.is_emptied.load(Ordering::Relaxed) {
-            // It is empty; that it stays does no harm.
-            let _ = fs::remove_file(&self.path);
+            remove_new(&self.path, &self.file);
         }
     }
 }
@@ -189,7 +188,7 @@ impl Destination {
         let piece = &most[..end.map_or(most.len(), |end| end + 1)];
         match self {
             Destination::Stdout => return StandardOutput(stdout()).write(piece),
-            Destination::Stderr => stderr().write_all(piece)?,
+            Destination::Stderr => return stderr().write(piece),
             Destination::File(file) => file.emptied()?.write_all(piece)?,
         }
         Ok(piece.len())
@@ -217,6 +216,18 @@ pub(crate) fn open_or_create(path: &Path, messages: &Messages) -> io::Result<(Fi
             Ok((open_to_write(options, path, messages)?, false))
         }
         created => Ok((created?, true)),
+    }
+}
+
+/// Removes a file that we have made, unless it has contents by now, or its name is that of another file.
+pub(crate) fn remove_new(path: &Path, file: &File) {
+    let (Ok(made), Ok(found)) = (file.metadata(), fs::symlink_metadata(path)) else {
+        return;
+    };
+    let is_same = (made.dev(), made.ino()) == (found.dev(), found.ino());
+    if is_same && made.len() == 0 {
+        // That it stays does no harm.
+        let _ = fs::remove_file(path);
     }
 }
 
@@ -323,7 +334,28 @@ fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use test_support::Scratch;
+
     use super::*;
+
+    #[test]
+    fn new_file_with_contents_is_kept() {
+        let scratch = Scratch::new();
+        let [empty, filled, moved] = ["empty", "filled", "moved"].map(|name| {
+            let path = scratch.file(name);
+            let file = File::create_new(&path).unwrap();
+            (path, file)
+        });
+        // By another process.
+        fs::write(&filled.0, "its answer").unwrap();
+        fs::remove_file(&moved.0).unwrap();
+        fs::write(&moved.0, "").unwrap();
+        for (path, file) in [&empty, &filled, &moved] {
+            remove_new(path, file);
+        }
+        let are_kept = [&empty, &filled, &moved].map(|(path, _)| path.exists());
+        assert_eq!(are_kept, [false, true, true]);
+    }
 
     #[test]
     fn pieces_are_whole_lines_of_bounded_length() {

@@ -200,7 +200,10 @@ fn change_for(
         if !failures.are_of_all() {
             messages.note("nothing was changed: -for has nothing to undo, and does not wait");
         }
-        steps.add(unprinted.and_then(|()| output.print(&text)));
+        // Printing nothing empties the file of -o as well.
+        if !changed.is_empty() {
+            steps.add(unprinted.and_then(|()| output.print(&text)));
+        }
         sum_up_each(failures);
         return Ok(steps);
     }

@@ -173,7 +173,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let functions = Functions::of_process(target.pid());
         sources = FunctionSources::of(functions.map_err(Failure::of_process(target.pid()))?);
     }
-    // Before anything is changed, because it may fail, and after what takes long, because a signal leaves it empty.
+    // Before anything is changed, because it may fail; after what takes long, because a signal would leave it empty.
     let create = |path| ReportFile::create(path, &output.messages);
     let report_file = args.svg.as_deref().map(create).transpose()?;
     let mut printer = LatencyPrinter {

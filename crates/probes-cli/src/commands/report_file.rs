@@ -1,10 +1,10 @@
 //! [`ReportFile`]: the file of `-svg`, and that of `profile -o`.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use crate::destination::open_or_create;
+use crate::destination::{open_or_create, remove_new};
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::replacement::Replacement;
@@ -69,8 +69,7 @@ impl Drop for ReportFile {
     /// Without a picture, no new file is left.
     fn drop(&mut self) {
         if self.is_new {
-            // It is empty; that it stays does no harm.
-            let _ = fs::remove_file(&self.path);
+            remove_new(&self.path, &self.file);
         }
     }
 }

@@ -769,7 +769,7 @@ fn unread_pipe_ends_the_recording() {
     let options = fs::File::options().read(true).write(true).clone();
     let _reader = options.open(&pipe).unwrap();
     let why = format!(
-        "cannot write more to {}: its reader has not read for 10 s",
+        "cannot write more to {}: its reader has made no room for 10 s",
         pipe.display()
     );
     let mut target = Talker::start(&program("calls"));

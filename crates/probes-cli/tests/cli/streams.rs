@@ -110,14 +110,19 @@ fn output_that_does_not_block_is_waited_for() {
 fn failed_command_leaves_no_new_file() {
     let scratch = Scratch::new();
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
-    let new = scratch.file("new");
+    let (new, kept) = (scratch.file("new"), scratch.file("kept"));
+    fs::write(&kept, "an earlier answer").unwrap();
     for line in [
         "count -pid 4194305".to_owned(),
         format!("watch -pid {} -probe nosuch", target.pid()),
+        format!("attach -pid {} -enable nosuch -for 100ms", target.pid()),
     ] {
         let mut tool = command(line.split(' '));
         run_command(tool.arg("-o").arg(&new)).failure();
         assert!(!new.exists(), "{line}");
+        let mut tool = command(line.split(' '));
+        run_command(tool.arg("-o").arg(&kept)).failure();
+        assert_eq!(fs::read(&kept).unwrap(), b"an earlier answer", "{line}");
     }
     // An answer is in the file, even an empty one.
     let mut tool = command(["count", "-for", "10ms", "-pid", &target.pid().to_string()]);

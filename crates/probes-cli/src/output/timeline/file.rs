@@ -8,14 +8,14 @@
 //! A file that is written only in the end ([`TimelineFile::replace`]) keeps its old contents until the new ones are
 //! complete.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::destination::open_or_create;
+use crate::destination::{open_or_create, remove_new};
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::poll::{PIPE_BUF, is_writable_until};
@@ -161,14 +161,21 @@ impl TimelineFile {
     /// read.
     fn write_pieces(&mut self, block: &[u8]) -> io::Result<()> {
         for piece in block.chunks(PIPE_BUF) {
-            if !is_writable_until(self.file.as_fd(), Instant::now() + MAX_WAIT_FOR_ROOM) {
+            if !self.has_room() {
                 let seconds = MAX_WAIT_FOR_ROOM.as_secs();
-                let why = format!("its reader has not read for {seconds} s");
+                let why = format!("its reader has made no room for {seconds} s");
                 return Err(io::Error::new(ErrorKind::TimedOut, why));
             }
             self.file.write_all(piece)?;
         }
         Ok(())
+    }
+
+    /// Waits until there is room for [`PIPE_BUF`] bytes; returns whether there is. Waits twice: if job control has stopped
+    /// this process and the reader, the first wait is over once both go on, and the reader has had no time to read.
+    fn has_room(&self) -> bool {
+        let wait = || is_writable_until(self.file.as_fd(), Instant::now() + MAX_WAIT_FOR_ROOM / 2);
+        wait() || wait()
     }
 
     fn write_over(&mut self, block: &[u8]) -> io::Result<()> {
@@ -182,9 +189,8 @@ impl TimelineFile {
 impl Drop for TimelineFile {
     /// If nothing was written, no new file is left.
     fn drop(&mut self) {
-        if self.is_new && self.is_regular {
-            // It is empty; that it stays does no harm.
-            let _ = fs::remove_file(&self.path);
+        if self.is_new {
+            remove_new(&self.path, &self.file);
         }
     }
 }
