@@ -1,9 +1,11 @@
 //! Shared by the tests of several modules: fixtures that are loaded into memory to try updates on
 //! them, and generated notes and programs.
 
+mod compiled;
 mod program;
 mod recorded;
 
+pub(crate) use compiled::{compile, unit_with_indexed_address};
 pub(crate) use program::{NoteSpec, ProgramSpec, memory_file};
 pub(crate) use recorded::{RecordedData, arena};
 

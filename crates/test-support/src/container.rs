@@ -45,7 +45,12 @@ impl Container {
         fs::create_dir_all(directory).expect("a directory can be made");
         // By another process: a child that another test starts meanwhile has a copy of our descriptor until its exec, and
         // the kernel executes no file that is open for writing.
-        let copied = output(Command::new("cp").arg("--").arg(file).arg(to));
+        let copied = output(
+            Command::new("cp")
+                .args(["--preserve=mode", "--"])
+                .arg(file)
+                .arg(to),
+        );
         assert!(copied.status.success(), "{copied:?}");
     }
 

@@ -14,12 +14,10 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 
-use super::debug_cost::DebugCost;
+use super::debug_cost::{DebugCost, WHAT};
 use super::file_version::FileVersion;
 use super::{CTX, ElfFile};
 use crate::error::{ElfDefect, Error, FileError, Result};
-
-const WHAT: &str = "the debugging information";
 
 /// The most bytes that all copies together may have. The debugging information of the largest programs is about as
 /// long.
@@ -55,7 +53,7 @@ pub(super) struct DebugCopy {
 /// The copies that are in memory, each with the version of the file that it is of.
 static COPIES: Mutex<Vec<(FileVersion, Weak<DebugCopy>)>> = Mutex::new(Vec::new());
 
-/// The files that were not copied, because all copies would have more than [`MAX_COPIED`] bytes.
+/// The files that are not used, because all copies would have more than [`MAX_COPIED`] bytes, or take more than [`MAX_LOADED`].
 static LEFT_OUT: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// See [`SourceMap::left_out`](super::source::SourceMap::left_out).

@@ -5,21 +5,25 @@ use std::borrow::Cow;
 
 use gimli::{
     AttributeValue, Dwarf, DwarfSections, EndianSlice, FileEntry, LittleEndian, Reader, SectionId,
-    Unit,
+    Unit, UnitType,
 };
 use goblin::elf::SectionHeader;
 use goblin::elf::section_header::SHF_COMPRESSED;
 use object::{CompressedData, CompressionFormat};
 
-use super::debug_units::DebugUnits;
+use super::debug_units::{DebugUnits, is_needed};
 use super::{DwarfBytes, ElfFile};
 use crate::numbers::{u32_at, u64_at};
 
-const WHAT: &str = "the debugging information";
+/// What errors name.
+pub(super) const WHAT: &str = "the debugging information";
 
-/// How many bytes of a table of abbreviations in memory one byte of it may become: five bytes are the shortest entry, and that has
-/// 112 bytes in a vector that may be half empty.
-const TABLE_FACTOR: u64 = 45;
+/// How many bytes addr2line keeps of each unit.
+const UNIT_MEMORY: u64 = 640;
+
+/// How many bytes of paths a unit has that do not count: those of a real unit, whose paths are only in memory if a line in
+/// it was looked up.
+const USUAL_PATHS: u64 = 256 << 10;
 
 /// The largest section that is read here.
 const MAX_READ: u64 = 1 << 30;
@@ -27,8 +31,8 @@ const MAX_READ: u64 = 1 << 30;
 /// What debugging information takes.
 #[derive(Default)]
 pub(super) struct DebugCost {
-    /// How many bytes more it has in memory than in the file, at least as far as that is more than was asked about: sections that are
-    /// decompressed, tables of abbreviations, paths of source files.
+    /// How many bytes it takes in memory beside the file, at least as far as that is no more than was asked about: sections that
+    /// are decompressed, units, tables of abbreviations, paths of source files.
     pub(super) bytes: u64,
     /// Whether a unit says that the rest of it is in another file.
     pub(super) has_split_units: bool,
@@ -43,17 +47,8 @@ impl DebugCost {
             has_split_units: false,
         };
         if cost.bytes <= most {
-            let section = |id: SectionId| {
-                let is_needed = matches!(
-                    id,
-                    SectionId::DebugAbbrev
-                        | SectionId::DebugInfo
-                        | SectionId::DebugLine
-                        | SectionId::DebugLineStr
-                        | SectionId::DebugStr
-                        | SectionId::DebugStrOffsets
-                );
-                let bytes = is_needed.then(|| elf.decompressed(id)).flatten();
+            let section = |id| {
+                let bytes = is_needed(id).then(|| elf.decompressed(id)).flatten();
                 bytes.unwrap_or_default()
             };
             cost.add_units(section, most);
@@ -68,15 +63,25 @@ impl DebugCost {
         let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
         let before = self.bytes;
         let mut units = DebugUnits::of(&dwarf);
-        let mut paths = 0;
+        let (mut paths, mut unit_memory) = (0, 0);
         while let Some(unit) = units.next() {
             self.has_split_units |= unit.dwo_id.is_some();
-            paths += paths_len(&dwarf, &unit, most);
-            self.bytes = before + TABLE_FACTOR * units.tables_len + paths;
+            // No lines are looked up in other units, such as those of types.
+            if matches!(
+                unit.header.type_(),
+                UnitType::Compilation | UnitType::Skeleton(_)
+            ) {
+                let len = paths_len(&dwarf, &unit, most.saturating_add(USUAL_PATHS));
+                paths += len.saturating_sub(USUAL_PATHS);
+            }
+            unit_memory += UNIT_MEMORY;
+            self.bytes = before.saturating_add(units.tables_memory + paths + unit_memory);
             if self.bytes > most {
                 return;
             }
         }
+        // One that cannot be read here may be split.
+        self.has_split_units |= units.has_unreadable;
         if units.is_cut() {
             self.bytes = u64::MAX;
         }
@@ -183,30 +188,29 @@ fn compression(section: &SectionHeader, bytes: &[u8]) -> Option<Compression> {
 mod tests {
     use std::fs::OpenOptions;
     use std::os::unix::fs::FileExt;
-    use std::path::{Path, PathBuf};
-    use std::process::Command;
 
     use test_support::Scratch;
 
     use super::*;
     use crate::elf::source::SourceMap;
+    use crate::testing::{compile, unit_with_indexed_address};
 
-    fn compile(source: &Path, flags: &[&str]) -> PathBuf {
-        let program = source.with_extension("exe");
-        let mut gcc = Command::new("gcc");
-        gcc.args(flags).arg("-o").arg(&program).arg(source);
-        assert!(gcc.status().unwrap().success());
-        program
+    #[test]
+    fn split_units_with_indexed_addresses_are_seen() {
+        let scratch = Scratch::new();
+        for is_split in [false, true] {
+            let program = unit_with_indexed_address(&scratch, is_split);
+            let elf = ElfFile::open(&program).unwrap();
+            assert_eq!(DebugCost::of(&elf, u64::MAX).has_split_units, is_split);
+        }
     }
 
     #[test]
     fn compressed_sections_count_in_full() {
         const HUGE: u64 = 1 << 40;
         let scratch = Scratch::new();
-        let source = scratch.file("program.c");
         let text = "#include <stdio.h>\nint main(void) { return puts(\"\"); }";
-        std::fs::write(&source, text).unwrap();
-        let program = compile(&source, &["-g", "-gz=zlib"]);
+        let program = compile(&scratch, "program.c", text, &["-g", "-gz=zlib"]);
         let elf = ElfFile::open(&program).unwrap();
         let cost = DebugCost::of(&elf, u64::MAX);
         let is_compressed = |it: &&SectionHeader| it.sh_flags & u64::from(SHF_COMPRESSED) != 0;
@@ -232,7 +236,6 @@ mod tests {
         const FILES: u64 = 1000;
         const NAME: u64 = 10_000;
         let scratch = Scratch::new();
-        let source = scratch.file("program.s");
         let text = format!(
             r#".globl _start
 _start: nop
@@ -268,8 +271,7 @@ _start: nop
 "#,
             4 * FILES
         );
-        std::fs::write(&source, text).unwrap();
-        let program = compile(&source, &["-nostdlib", "-no-pie"]);
+        let program = compile(&scratch, "program.s", &text, &["-nostdlib", "-no-pie"]);
         let elf = ElfFile::open(&program).unwrap();
         let cost = DebugCost::of(&elf, u64::MAX).bytes;
         assert!((FILES * NAME..4 * FILES * NAME).contains(&cost), "{cost}");

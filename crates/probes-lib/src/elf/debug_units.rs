@@ -1,10 +1,11 @@
 //! The compilation units of debugging information (DWARF), one after the other.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use gimli::{
-    Abbreviations, DebugAbbrevOffset, DebugInfoUnitHeadersIter, Dwarf, Reader, Section, Unit,
+    Abbreviations, DebugAbbrevOffset, DebugInfoUnitHeadersIter, Dwarf, Reader, Section, SectionId,
+    Unit,
 };
 
 use crate::elf::DwarfBytes;
@@ -13,21 +14,38 @@ use crate::elf::DwarfBytes;
 /// that is all takes long.
 const MAX_PARSED: u64 = 16 << 20;
 
-/// How often all abbreviations are read. Each unit has a table of its own, or that of the unit before it; those of a hostile file may
-/// all have one that is as long as the file.
+/// How often all abbreviations are read. Each unit has a table of its own, or one that others have too; those of a hostile file
+/// may all have one that is as long as the file.
 const MAX_PARSED_TIMES: u64 = 4;
+
+/// Returns whether a section is needed to read units and the tables of their source lines. `.debug_addr` is: without it, a unit
+/// that says by an index where it begins (DW_FORM_addrx, as clang writes) cannot be read.
+pub(super) fn is_needed(id: SectionId) -> bool {
+    matches!(
+        id,
+        SectionId::DebugAbbrev
+            | SectionId::DebugAddr
+            | SectionId::DebugInfo
+            | SectionId::DebugLine
+            | SectionId::DebugLineStr
+            | SectionId::DebugStr
+            | SectionId::DebugStrOffsets
+    )
+}
 
 /// Reads units one after the other.
 pub(super) struct DebugUnits<'s, 'd> {
     dwarf: &'s Dwarf<DwarfBytes<'d>>,
     headers: DebugInfoUnitHeadersIter<DwarfBytes<'d>>,
-    /// The last table of abbreviations. One kept for each place where a table begins could take far more memory than the file: these
-    /// places may overlap.
-    last: Option<(DebugAbbrevOffset, Arc<Abbreviations>)>,
-    /// Where the tables begin that were read so far.
-    begins: HashSet<DebugAbbrevOffset>,
-    /// How many bytes all tables have that were read so far, each counted once.
-    pub(super) tables_len: u64,
+    /// The last tables of abbreviations. They have no more bytes than the section: those of a hostile file may overlap, and
+    /// could take far more memory than the file.
+    tables: HashMap<DebugAbbrevOffset, Arc<Abbreviations>>,
+    /// How many bytes these have in the file.
+    kept_len: u64,
+    /// How many bytes all tables that were read so far take in memory at most.
+    pub(super) tables_memory: u64,
+    /// Whether there was a unit that cannot be read.
+    pub(super) has_unreadable: bool,
     /// How many bytes of tables may still be read.
     parsed_left: u64,
 }
@@ -38,9 +56,10 @@ impl<'s, 'd> DebugUnits<'s, 'd> {
         DebugUnits {
             dwarf,
             headers: dwarf.units(),
-            last: None,
-            begins: HashSet::new(),
-            tables_len: 0,
+            tables: HashMap::new(),
+            kept_len: 0,
+            tables_memory: 0,
+            has_unreadable: false,
             parsed_left: MAX_PARSED + MAX_PARSED_TIMES * abbreviations,
         }
     }
@@ -62,49 +81,76 @@ impl<'s, 'd> DebugUnits<'s, 'd> {
             if unit.is_some() {
                 return unit;
             }
+            self.has_unreadable = true;
         }
         None
     }
 
     fn table_at(&mut self, at: DebugAbbrevOffset) -> Option<Arc<Abbreviations>> {
-        if let Some((_, last)) = self.last.as_ref().filter(|(last, _)| *last == at) {
-            return Some(last.clone());
+        if let Some(known) = self.tables.get(&at) {
+            return Some(known.clone());
         }
-        let len = table_len(self.dwarf, at);
-        self.parsed_left = self.parsed_left.saturating_sub(len);
-        if self.begins.insert(at) {
-            self.tables_len += len;
-        }
+        let size = table_size(self.dwarf, at);
+        self.parsed_left = self.parsed_left.saturating_sub(size.len);
+        self.tables_memory += size.memory;
         if self.is_cut() {
             return None;
         }
         let table = Arc::new(self.dwarf.debug_abbrev.abbreviations(at).ok()?);
-        self.last = Some((at, table.clone()));
+        self.kept_len += size.len;
+        if self.kept_len > self.dwarf.debug_abbrev.reader().len() as u64 {
+            self.tables.clear();
+            self.kept_len = size.len;
+        }
+        self.tables.insert(at, table.clone());
         Some(table)
     }
 }
 
-/// Returns how many bytes a table of abbreviations has (DWARF 5, 7.5.3).
-fn table_len(dwarf: &Dwarf<DwarfBytes<'_>>, at: DebugAbbrevOffset) -> u64 {
+/// How many bytes an abbreviation takes in memory at most: it has 112, in a vector that may be half empty.
+const ABBREVIATION_MEMORY: u64 = 224;
+
+/// How many bytes each attribute of an abbreviation takes in memory at most, from the sixth one on. The others are in the
+/// abbreviation.
+const ATTRIBUTE_MEMORY: u64 = 32;
+
+/// How long a table of abbreviations is.
+#[derive(Default)]
+struct TableSize {
+    /// In the file, in bytes.
+    len: u64,
+    /// In memory, in bytes, at most.
+    memory: u64,
+}
+
+/// Returns how long a table of abbreviations is (DWARF 5, 7.5.3).
+fn table_size(dwarf: &Dwarf<DwarfBytes<'_>>, at: DebugAbbrevOffset) -> TableSize {
+    let mut size = TableSize::default();
     let mut table = *dwarf.debug_abbrev.reader();
     if table.skip(at.0).is_err() {
-        return 0;
+        return size;
     }
     let before = table.len();
     // Up to the first error, as far as gimli reads it as well.
-    let _ = skip_table(&mut table);
-    (before - table.len()) as u64
+    let _ = skip_table(&mut table, &mut size.memory);
+    size.len = (before - table.len()) as u64;
+    size
 }
 
-fn skip_table(table: &mut DwarfBytes<'_>) -> gimli::Result<()> {
+/// Skips a table, and adds what it takes to `memory`.
+fn skip_table(table: &mut DwarfBytes<'_>, memory: &mut u64) -> gimli::Result<()> {
     let implicit = u64::from(gimli::constants::DW_FORM_implicit_const.0);
     while table.read_uleb128()? != 0 {
         let _tag = table.read_uleb128()?;
         let _has_children = table.read_u8()?;
-        loop {
+        *memory += ABBREVIATION_MEMORY;
+        for index in 0.. {
             let attribute = (table.read_uleb128()?, table.read_uleb128()?);
             if attribute == (0, 0) {
                 break;
+            }
+            if index >= 5 {
+                *memory += ATTRIBUTE_MEMORY;
             }
             if attribute.1 == implicit {
                 table.read_sleb128()?;
@@ -116,7 +162,7 @@ fn skip_table(table: &mut DwarfBytes<'_>) -> gimli::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use gimli::{DwarfSections, EndianSlice, LittleEndian, SectionId};
+    use gimli::{DwarfSections, EndianSlice, LittleEndian};
 
     use super::*;
 
@@ -155,7 +201,8 @@ mod tests {
         units.flatten().collect()
     }
 
-    /// Reads all units; returns how many there are, how many bytes their tables have and were read, and whether there may be more.
+    /// Reads all units; returns how many there are, how many bytes their tables take in memory, how many bytes of tables were
+    /// read, and whether there may be more.
     fn read(entries: u32, tables: impl IntoIterator<Item = u32>) -> (usize, u64, u64, bool) {
         let (abbreviations, info) = (table(entries), units(tables));
         let section = |id: SectionId| match id {
@@ -169,26 +216,26 @@ mod tests {
         let before = units.parsed_left;
         let count = std::iter::from_fn(|| units.next()).count();
         let parsed = before - units.parsed_left;
-        (count, units.tables_len, parsed, units.is_cut())
+        (count, units.tables_memory, parsed, units.is_cut())
     }
 
     #[test]
     fn shared_table_is_read_once() {
         let len = 1000 * ENTRY as u64 + 1;
-        assert_eq!(read(1000, [0; 5]), (5, len, len, false));
-        // Each has its own, or they take turns.
-        let rest = len - ENTRY as u64;
-        assert_eq!(read(1000, [0, 0, 1]), (3, len + rest, len + rest, false));
-        let (count, tables, parsed, is_cut) = read(1000, [0, 1, 0, 1]);
-        assert_eq!((count, tables, is_cut), (4, len + rest, false));
-        assert_eq!(parsed, 2 * (len + rest));
+        let memory = 1000 * ABBREVIATION_MEMORY;
+        assert_eq!(read(1000, [0; 5]), (5, memory, len, false));
+        // Two that overlap are not kept together.
+        let len_of_both = 2 * len - ENTRY as u64;
+        let of_both = 2 * memory - ABBREVIATION_MEMORY;
+        assert_eq!(read(1000, [0, 0, 1]), (3, of_both, len_of_both, false));
+        let twice = (4, 2 * of_both, 2 * len_of_both, false);
+        assert_eq!(read(1000, [0, 1, 0, 1]), twice);
     }
 
     #[test]
-    fn tables_that_take_turns_are_bounded() {
+    fn reading_of_overlapping_tables_is_limited() {
         let tables = |units: u32| (0..units).map(|unit| unit % 2);
-        let (count, tables, _, is_cut) = read(30_000, tables(1000));
+        let (count, _, _, is_cut) = read(30_000, tables(1000));
         assert!(is_cut && count < 200, "{count}");
-        assert!(tables < 2 * 30_001 * ENTRY as u64, "{tables}");
     }
 }

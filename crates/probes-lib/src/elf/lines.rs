@@ -8,7 +8,7 @@ use gimli::{
 };
 
 use crate::address::FileAddr;
-use crate::elf::debug_units::DebugUnits;
+use crate::elf::debug_units::{DebugUnits, is_needed};
 use crate::elf::{DwarfBytes, ElfFile};
 
 /// The most bytes of names of source files that are read for suggestions.
@@ -72,17 +72,8 @@ impl LineSearch {
         elf: &ElfFile,
         function_at: impl Fn(FileAddr) -> Option<FileAddr>,
     ) -> Vec<FileAddr> {
-        let section = |id: SectionId| {
-            let is_needed = matches!(
-                id,
-                SectionId::DebugAbbrev
-                    | SectionId::DebugInfo
-                    | SectionId::DebugLine
-                    | SectionId::DebugLineStr
-                    | SectionId::DebugStr
-                    | SectionId::DebugStrOffsets
-            );
-            let bytes = is_needed.then(|| elf.debug_section(id)).flatten();
+        let section = |id| {
+            let bytes = is_needed(id).then(|| elf.debug_section(id)).flatten();
             bytes.unwrap_or_default()
         };
         self.places(section, function_at)

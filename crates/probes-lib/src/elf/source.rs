@@ -12,6 +12,7 @@ use addr2line::Loader;
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
 use crate::elf::debug_copy::{self, DebugCopy};
+use crate::elf::debug_cost::WHAT;
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
@@ -81,7 +82,7 @@ impl SourceMap {
             return Ok(SourceMap { loaded: None });
         }
         let unreadable = |source| {
-            let what = "the debugging information";
+            let what = WHAT;
             Error::of_file(elf.path(), FileError::Read { what, source })
         };
         let copy = elf.debugging_information()?;
@@ -96,7 +97,7 @@ impl SourceMap {
     }
 
     /// Returns the files whose source lines no [`SourceMap`] has read so far, because the debugging information of all
-    /// files together may take no more than 1 GiB.
+    /// files together may have no more than 1 GiB, and take no more than 1 GiB beside that once it is loaded.
     ///
     /// ```
     /// for file in probes_lib::SourceMap::left_out() {
@@ -155,16 +156,20 @@ impl SourceMap {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use test_support::Scratch;
 
     use super::*;
+    use crate::testing::compile;
 
     #[test]
     fn files_without_symbols_and_lines_are_not_copied() {
         let scratch = Scratch::new();
-        let program = compile(&scratch, "int main(void) { return 0; }", &["-s"]);
+        let program = compile(
+            &scratch,
+            "program.c",
+            "int main(void) { return 0; }",
+            &["-s"],
+        );
         let map = SourceMap::read(&program).unwrap();
         assert!(map.loaded.is_none());
         let address = ElfFile::open(&program).unwrap().header.e_entry;
@@ -172,60 +177,44 @@ mod tests {
         assert_eq!(map.line_of_function(FileAddr(address)), (None, None));
     }
 
-    fn compile(scratch: &Scratch, text: &str, flags: &[&str]) -> PathBuf {
-        let (source, program) = (scratch.file("program.c"), scratch.file("program"));
-        std::fs::write(&source, text).unwrap();
-        let mut gcc = Command::new("gcc");
-        gcc.args(flags).arg("-o").arg(&program).arg(&source);
-        assert!(gcc.status().unwrap().success());
-        program
-    }
+    /// Has code at `place` that was inlined.
+    const INLINED: &str = "static inline __attribute__((always_inline)) void inner(void) {
+                               __asm__ volatile(\".globl place\\nplace: nop\");
+                           }
+                           int main(void) {
+                               inner();
+                               return 0;
+                           }";
 
-    #[test]
-    fn inlined_code_has_the_line_of_its_call() {
-        let scratch = Scratch::new();
-        let text = "static inline __attribute__((always_inline)) void inner(void) {
-                        __asm__ volatile(\".globl place\\nplace: nop\");
-                    }
-                    int main(void) {
-                        inner();
-                        return 0;
-                    }";
-        let program = compile(&scratch, text, &["-g", "-O2", "-no-pie"]);
-        let elf = ElfFile::open(&program).unwrap();
+    /// The source lines of a program, and where its `place` is.
+    fn place_in(program: &Path) -> (SourceMap, FileAddr) {
+        let elf = ElfFile::open(program).unwrap();
         let symbols = elf.symbols(crate::elf::symbols::SymbolTable::Static);
         let found = symbols.unwrap().unwrap().find(["place"]).unwrap();
         let [place] = found[0][..] else {
             panic!("{found:?}");
         };
-        let map = SourceMap::of(&elf).unwrap();
-        assert_eq!(map.line(place.address).1, Some(2));
-        assert_eq!(map.line_of_function(place.address).1, Some(5));
+        (SourceMap::of(&elf).unwrap(), place.address)
+    }
+
+    #[test]
+    fn inlined_code_has_the_line_of_its_call() {
+        let scratch = Scratch::new();
+        let flags = ["-g", "-O2", "-no-pie"];
+        let (map, place) = place_in(&compile(&scratch, "program.c", INLINED, &flags));
+        assert_eq!(map.line(place).1, Some(2));
+        assert_eq!(map.line_of_function(place).1, Some(5));
     }
 
     #[test]
     fn split_units_are_not_opened() {
         let scratch = Scratch::new();
-        let text = "static inline __attribute__((always_inline)) void inner(void) {
-                        __asm__ volatile(\".globl place\\nplace: nop\");
-                    }
-                    int main(void) {
-                        inner();
-                        return 0;
-                    }";
         for version in ["-gdwarf-4", "-gdwarf-5"] {
             let flags = [version, "-gsplit-dwarf", "-O2", "-no-pie"];
-            let program = compile(&scratch, text, &flags);
-            let elf = ElfFile::open(&program).unwrap();
-            let symbols = elf.symbols(crate::elf::symbols::SymbolTable::Static);
-            let found = symbols.unwrap().unwrap().find(["place"]).unwrap();
-            let [place] = found[0][..] else {
-                panic!("{found:?}");
-            };
-            let map = SourceMap::of(&elf).unwrap();
+            let (map, place) = place_in(&compile(&scratch, "program.c", INLINED, &flags));
             // The other file says which line calls the inlined function; the path of that file may lead to a device.
-            assert_eq!(map.line_of_function(place.address), map.line(place.address));
-            assert_eq!(map.line(place.address).1, Some(2), "{version}");
+            assert_eq!(map.line_of_function(place), map.line(place));
+            assert_eq!(map.line(place).1, Some(2), "{version}");
         }
     }
 }

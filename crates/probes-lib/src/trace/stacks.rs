@@ -1,6 +1,7 @@
 //! [`StackRanges`] and [`StackSearch`]: whether the stack of a stopped thread holds an address of some code, to which the
 //! thread may return.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use memchr::memmem::Finder;
@@ -23,7 +24,8 @@ const READ_AT_ONCE: u64 = 16 * PAGE;
 /// Where a stack may be if the maps cannot be read.
 const ANYWHERE: Range<u64> = 0..u64::MAX;
 
-/// How many stacks of one thread are searched: more than nested signal handlers use.
+/// How many stacks are searched for each thread: more than nested signal handlers use. Those that are left are searched with the
+/// next thread.
 const MAX_STACKS: usize = 16;
 
 /// In a signal frame, what follows the stack pointer, the program counter and the flags of a
@@ -159,12 +161,8 @@ impl<M: ReadMemory> StackSearch<'_, M> {
     pub(crate) fn contexts(&mut self, top: LiveAddr) -> Vec<(LiveAddr, u64)> {
         let mut contexts = Vec::new();
         self.find(top, &[], |contents| {
-            contexts.extend(
-                contents
-                    .frames
-                    .iter()
-                    .map(|frame| (frame.at, frame.counter)),
-            );
+            let frames = contents.frames.iter();
+            contexts.extend(frames.map(|frame| (frame.at, frame.counter)));
             None::<()>
         });
         contexts
@@ -275,41 +273,40 @@ fn is_in(code: &[Range<u64>], at: u64) -> bool {
     code.iter().any(|code| code.contains(&at))
 }
 
-/// Parts of memory, in order, with gaps between them.
+/// Parts of memory with gaps between them: where each begins, and where it ends.
 #[derive(Default)]
-struct Searched(Vec<Range<u64>>);
+struct Searched(BTreeMap<u64, u64>);
 
 impl Searched {
     /// Returns the parts of a range that are not among them.
     fn gaps(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let first = self.0.partition_point(|part| part.end <= range.start);
-        let inside = self.0[first..].iter();
+        let before = self.0.range(..=range.start).next_back();
+        let mut at = before.map_or(range.start, |(_, &end)| end.max(range.start));
         let mut gaps = Vec::new();
-        let mut at = range.start;
-        for part in inside.take_while(|part| part.start < range.end) {
-            if at < part.start {
-                gaps.push(at..part.start);
-            }
-            at = part.end;
-        }
         if at < range.end {
+            for (&start, &end) in self.0.range(at..range.end) {
+                gaps.push(at..start);
+                at = end;
+            }
             gaps.push(at..range.end);
         }
+        gaps.retain(|gap| !gap.is_empty());
         gaps
     }
 
-    fn add(&mut self, part: Range<u64>) {
+    fn add(&mut self, mut part: Range<u64>) {
         if part.is_empty() {
             return;
         }
-        let first = self.0.partition_point(|it| it.end < part.start);
-        let last = self.0.partition_point(|it| it.start <= part.end);
-        let joined = &self.0[first..last];
-        let start = joined
-            .first()
-            .map_or(part.start, |it| it.start.min(part.start));
-        let end = joined.last().map_or(part.end, |it| it.end.max(part.end));
-        self.0.splice(first..last, [start..end]);
+        // Those that it touches become one with it.
+        while let Some((&start, &end)) = self.0.range(..=part.end).next_back() {
+            if end < part.start {
+                break;
+            }
+            self.0.remove(&start);
+            part = start.min(part.start)..end.max(part.end);
+        }
+        self.0.insert(part.start, part.end);
     }
 }
 
@@ -549,7 +546,7 @@ mod tests {
         assert_eq!(searched.gaps(&(0x50..0x58)), [0x50..0x58]);
         assert_eq!(searched.gaps(&(0x12..0x1c)), []);
         searched.add(0x1c..0x40);
-        assert_eq!(searched.0, [0x10..0x50]);
+        assert_eq!(searched.0, BTreeMap::from([(0x10, 0x50)]));
     }
 
     #[test]

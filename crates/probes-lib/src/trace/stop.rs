@@ -22,6 +22,7 @@ use crate::process::denial;
 use crate::process::{Process, ThreadList};
 use crate::sys::priority;
 use crate::sys::ptrace::{self, TraceScope, TraceeState};
+use crate::sys::signals;
 use crate::trace::lease::message::NotStopped;
 use crate::trace::lease::{ANSWER_LIMIT, Lease, NoLease, is_closed};
 use crate::trace::stopped::{Stopped, Tracee};
@@ -289,9 +290,9 @@ impl Stopping<'_, '_> {
             // A pass that finds no new thread does not prove that there is none: the walk through
             // /proc/PID/task ends early at a thread that exits meanwhile. The count proves it, and
             // no such pass is needed: stopped threads are alive, so if their number is the number
-            // of living threads, none runs.
+            // of living threads, and all are threads of this process, none runs.
             let (stopped, living) = (self.stopped_count(), self.living_count()?);
-            let has_strangers = stopped >= living && self.has_detached_strangers(&mut list)?;
+            let has_strangers = stopped >= living && self.has_detached_strangers();
             if stopped == living && !has_strangers {
                 break;
             }
@@ -407,17 +408,16 @@ impl Stopping<'_, '_> {
 
     /// Detaches the threads that are not of this process, and returns whether there were any: after a thread has exited, and before it
     /// was seized, another process may have got a thread of the same number. Each would be counted as one of ours, which then runs.
-    fn has_detached_strangers(&mut self, list: &mut ThreadList) -> Result<bool> {
+    fn has_detached_strangers(&mut self) -> bool {
         let process = self.stopped.process();
-        let listed = list.read().map_err(|source| process.exited_or(source))?;
-        let listed: HashSet<i32> = listed.into_iter().collect();
-        let is_stranger = |tid: &i32| !listed.contains(tid) && process.thread_status(*tid).is_err();
         let stopped = |(&tid, tracee): (&i32, &Tracee)| match tracee {
             Tracee::Stopped(signal) => Some((tid, *signal)),
             _ => None,
         };
         let stopped = self.stopped.tracees.iter().filter_map(stopped);
-        let strangers: Vec<_> = stopped.filter(|(tid, _)| is_stranger(tid)).collect();
+        let strangers: Vec<_> = stopped
+            .filter(|&(tid, _)| !signals::is_thread_of(process.pid(), tid))
+            .collect();
         for &(tid, signal) in &strangers {
             if ptrace::detach(tid, signal) == Err(Errno::ESRCH) {
                 // It is one of ours, killed while it was stopped.
@@ -426,7 +426,7 @@ impl Stopping<'_, '_> {
             self.stopped.tracees.remove(&tid);
             self.order.retain(|known| *known != tid);
         }
-        Ok(!strangers.is_empty())
+        !strangers.is_empty()
     }
 
     /// Waits until every known thread is stopped or gone.
@@ -495,8 +495,8 @@ impl Stopping<'_, '_> {
 
     fn stopped_with(&self, tid: i32, signal: i32) -> Tracee {
         // clone(2) without CLONE_THREAD makes a process of its own.
-        let is_foreign =
-            self.born.contains(&tid) && self.stopped.process().thread_status(tid).is_err();
+        let pid = self.stopped.process().pid();
+        let is_foreign = self.born.contains(&tid) && !signals::is_thread_of(pid, tid);
         if is_foreign {
             Tracee::Foreign(signal)
         } else {

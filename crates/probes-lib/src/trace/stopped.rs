@@ -42,6 +42,7 @@ pub(crate) enum Tracee {
 /// A thread that is in code which it is to leave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadInside {
+    /// If it does not execute the code: the thread with whose stack the address was found, which others may use, too.
     pub(crate) tid: i32,
     /// Where in the code.
     pub(crate) at: LiveAddr,

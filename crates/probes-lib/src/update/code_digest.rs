@@ -359,8 +359,9 @@ impl CodeDigests {
     /// Returns whether a thread may be computing a digest that is to be written.
     fn is_being_computed(&self, stopped: &Stopped<'_>, memory: &ProcessMemory) -> bool {
         let functions = self.fragments.iter().filter(|_| !self.writes.is_empty());
-        let functions = functions.flat_map(|table| table.computing.clone());
-        let functions: Vec<_> = functions.collect();
+        let functions: Vec<_> = functions
+            .flat_map(|table| table.computing.iter().cloned())
+            .collect();
         !functions.is_empty() && stopped.leads_into(memory, &functions)
     }
 

@@ -6,7 +6,7 @@ use test_support::{Scratch, fixture, program_forms};
 use super::*;
 use crate::elf::functions::FunctionTable;
 use crate::elf::source::SourceMap;
-use crate::testing::properties;
+use crate::testing::{properties, unit_with_indexed_address};
 
 /// The places in the code of a file at which a source line begins, and the search that has found them.
 fn places(file: &std::path::Path, path: &str, line: u32) -> (Vec<FileAddr>, LineSearch) {
@@ -137,6 +137,14 @@ proptest::proptest! {
         let places = search.places(section, |address| Some(FileAddr(address.0 & !0xff)));
         proptest::prop_assert!(places.len() <= len);
     }
+}
+
+#[test]
+fn units_with_indexed_addresses_are_searched() {
+    let scratch = Scratch::new();
+    let program = unit_with_indexed_address(&scratch, false);
+    let (places, search) = places(&program, "indexed.c", 2);
+    assert_eq!((places.len(), search.paths.len()), (1, 1));
 }
 
 #[test]
