@@ -1,8 +1,10 @@
 //! [`TerminationSignals`]: the signals that ask the tool to end, and every wait that they interrupt.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -36,6 +38,42 @@ pub(crate) struct TerminationSignals {
     blocked: SigSet,
     /// The program that they are passed on to.
     program: Option<Pid>,
+    /// Whether one has come so far.
+    have_come: Cell<bool>,
+}
+
+/// How long the tool may take to write the rest of its answer after a signal.
+const TIME_TO_FINISH: Duration = Duration::from_secs(1);
+
+/// How many [`TerminationSignals`] were made: only the last one may take signals.
+static MADE: AtomicUsize = AtomicUsize::new(0);
+
+/// Starts a thread that ends the tool by the next of these signals: [`TIME_TO_FINISH`] later, or at the one after it.
+fn end_later(pending: SignalFd, signals: SigSet) -> io::Result<()> {
+    let made = MADE.load(Ordering::SeqCst);
+    let end = move || {
+        let wait = |timeout: PollTimeout| {
+            let mut fds = [PollFd::new(pending.as_fd(), PollFlags::POLLIN)];
+            while poll(&mut fds, timeout) == Err(Errno::EINTR) {}
+        };
+        wait(PollTimeout::NONE);
+        // Later ones have a signalfd of their own, which takes the signal.
+        let is_last = || MADE.load(Ordering::SeqCst) == made;
+        if !is_last() {
+            return;
+        }
+        let Ok(Some(signal)) = pending.read_signal() else {
+            return;
+        };
+        wait(poll_timeout(TIME_TO_FINISH));
+        if is_last() {
+            // It cannot fail: the set holds valid signals.
+            let _ = signals.thread_unblock();
+        }
+        // Of this process, which cannot fail.
+        let _ = kill(getpid(), Signal::try_from(signal.ssi_signo as i32).ok());
+    };
+    thread::Builder::new().spawn(end).map(drop)
 }
 
 /// Why a wait has ended.
@@ -63,24 +101,29 @@ impl TerminationSignals {
         let signals = TERMINATION_SIGNALS.into_iter();
         let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
         let pending = block(&blocked)?;
+        MADE.fetch_add(1, Ordering::SeqCst);
         standard_error::set_signals_blocked(true);
         Ok(TerminationSignals {
             pending,
             blocked,
             program: program.map(Pid::from_raw),
+            have_come: Cell::new(false),
         })
     }
 
-    /// Unblocks the signals, once there is nothing left to undo.
+    /// Lets the signals end the tool, once there is nothing left to undo. If none has come so far, the first one ends it a second
+    /// later: Ctrl-C may end an observed program and the tool at once, and the tool then still writes its answer.
     pub(crate) fn unblock(self) {
         // The pending ones have been handled; if they stayed pending, they would kill the tool now.
         self.take_interrupt();
         // A write that exceeds `ulimit -f` still fails, so that this can be said.
         let mut unblocked = self.blocked;
         unblocked.remove(Signal::SIGXFSZ);
-        // It cannot fail: the set holds valid signals.
-        let _ = unblocked.thread_unblock();
         standard_error::set_signals_blocked(false);
+        if self.have_come.get() || end_later(self.pending, unblocked).is_err() {
+            // It cannot fail: the set holds valid signals.
+            let _ = unblocked.thread_unblock();
+        }
     }
 
     /// Consumes all pending signals, and passes them on; returns whether there were any.
@@ -88,6 +131,7 @@ impl TerminationSignals {
         let mut is_interrupted = false;
         while let Ok(Some(signal)) = self.pending.read_signal() {
             is_interrupted = true;
+            self.have_come.set(true);
             if let Some(program) = self.program {
                 pass_on(&received(&signal), program);
             }

@@ -472,7 +472,7 @@ fn age_of_the_last_reading_is_noted() {
     tool.tool.line().unwrap();
     target.guard().child().kill().unwrap();
     target.guard().wait();
-    let stderr = tool.end().stderr;
+    let stderr = tool.until_end().stderr;
     let warning = stderr.lines().next().unwrap();
     let age =
         warning.strip_prefix("ocaml-probes: warning: the process has exited: the last reading is ");

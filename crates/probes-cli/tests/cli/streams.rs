@@ -106,6 +106,27 @@ fn output_that_does_not_block_is_waited_for() {
     }
 }
 
+// promise: Observations: A signal that comes when the observation is over already does not cut the answer off
+#[test]
+fn signal_after_the_end_cuts_no_answer_off() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let (reader, writer) = full_pipe();
+    let mut tool = command(["count", "-quiet", "-for", "10ms", "-pid", &pid.to_string()]);
+    let mut guard = Guard::spawn(tool.stdout(writer));
+    drop(tool);
+    eventually("it writes its answer", || {
+        let call = fs::read_to_string(format!("/proc/{}/syscall", guard.pid())).unwrap();
+        // write(2)
+        call.starts_with("1 0x1 ").then_some(())
+    });
+    assert!(!is_observed(pid));
+    kill(Pid::from_raw(guard.pid()), Signal::SIGINT).unwrap();
+    let answer = rest_of_full_pipe(reader);
+    assert!(answer.contains("0 plain\n"), "{answer}");
+    assert_eq!(guard.wait().code(), Some(0));
+}
+
 #[test]
 fn failed_command_leaves_no_new_file() {
     let scratch = Scratch::new();
