@@ -38,6 +38,8 @@ pub(crate) struct TerminationSignals {
     blocked: SigSet,
     /// The program that they are passed on to.
     program: Option<Pid>,
+    /// How many were made so far, with these.
+    number: usize,
     /// Whether one has come so far.
     have_come: Cell<bool>,
 }
@@ -45,33 +47,20 @@ pub(crate) struct TerminationSignals {
 /// How long the tool may take to write the rest of its answer after a signal.
 const TIME_TO_FINISH: Duration = Duration::from_secs(1);
 
-/// How many [`TerminationSignals`] were made: only the last one may take signals.
+/// How many [`TerminationSignals`] were made: the signals are for the last ones.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-/// Starts a thread that ends the tool by the next of these signals: [`TIME_TO_FINISH`] later, or at the one after it.
-fn end_later(pending: SignalFd, signals: SigSet) -> io::Result<()> {
-    let made = MADE.load(Ordering::SeqCst);
+/// Starts a thread that lets the next of these signals end the tool [`TIME_TO_FINISH`] after it has come, unless that is up to
+/// later [`TerminationSignals`] then. `number` is that of the last ones.
+fn end_later(pending: SignalFd, signals: SigSet, number: usize) -> io::Result<()> {
     let end = move || {
-        let wait = |timeout: PollTimeout| {
-            let mut fds = [PollFd::new(pending.as_fd(), PollFlags::POLLIN)];
-            while poll(&mut fds, timeout) == Err(Errno::EINTR) {}
-        };
-        wait(PollTimeout::NONE);
-        // Later ones have a signalfd of their own, which takes the signal.
-        let is_last = || MADE.load(Ordering::SeqCst) == made;
-        if !is_last() {
-            return;
-        }
-        let Ok(Some(signal)) = pending.read_signal() else {
-            return;
-        };
-        wait(poll_timeout(TIME_TO_FINISH));
-        if is_last() {
-            // It cannot fail: the set holds valid signals.
+        let mut fds = [PollFd::new(pending.as_fd(), PollFlags::POLLIN)];
+        while poll(&mut fds, PollTimeout::NONE) == Err(Errno::EINTR) {}
+        thread::sleep(TIME_TO_FINISH);
+        if MADE.load(Ordering::SeqCst) == number {
+            // The signal is still pending. This cannot fail: the set holds valid signals.
             let _ = signals.thread_unblock();
         }
-        // Of this process, which cannot fail.
-        let _ = kill(getpid(), Signal::try_from(signal.ssi_signo as i32).ok());
     };
     thread::Builder::new().spawn(end).map(drop)
 }
@@ -101,12 +90,12 @@ impl TerminationSignals {
         let signals = TERMINATION_SIGNALS.into_iter();
         let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
         let pending = block(&blocked)?;
-        MADE.fetch_add(1, Ordering::SeqCst);
         standard_error::set_signals_blocked(true);
         Ok(TerminationSignals {
             pending,
             blocked,
             program: program.map(Pid::from_raw),
+            number: MADE.fetch_add(1, Ordering::SeqCst) + 1,
             have_come: Cell::new(false),
         })
     }
@@ -120,7 +109,7 @@ impl TerminationSignals {
         let mut unblocked = self.blocked;
         unblocked.remove(Signal::SIGXFSZ);
         standard_error::set_signals_blocked(false);
-        if self.have_come.get() || end_later(self.pending, unblocked).is_err() {
+        if self.have_come.get() || end_later(self.pending, unblocked, self.number).is_err() {
             // It cannot fail: the set holds valid signals.
             let _ = unblocked.thread_unblock();
         }
