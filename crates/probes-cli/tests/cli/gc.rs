@@ -365,7 +365,7 @@ fn signals_are_passed_on_to_started_programs() {
     let (file, errors) = (scratch.file("timeline.json"), scratch.file("errors"));
     for (what, answer) in [
         ("gc", "all "),
-        ("profile -off-cpu", "0."),
+        ("profile -off-cpu", "waits "),
         ("record -off-cpu -o", "slices "),
     ] {
         for flags in ["", "-for 20ms"] {
