@@ -19,7 +19,7 @@ use crate::process::memory::{MAX_IOVECS, ProcessMemory};
 
 /// How much memory must be left after a large read: for the stack of a thread that removes the observation, and what it
 /// usually allocates. If a small allocation fails, Rust aborts.
-const MARGIN: usize = 3 << 20;
+const MARGIN: usize = 4 << 20;
 
 /// A read of this many bytes is large.
 const LARGE: usize = 64 << 10;
