@@ -333,9 +333,13 @@ impl ElfFile {
 
     /// Returns whether there is a section of this name, and its bytes are compressed.
     pub(crate) fn is_compressed(&self, name: &str) -> bool {
-        let flag = u64::from(SHF_COMPRESSED);
-        self.section(name)
-            .is_some_and(|section| section.sh_flags & flag != 0)
+        self.section(name).is_some_and(has_compression_flag)
+    }
+
+    /// Returns whether the name of a section begins so.
+    fn is_named(&self, section: &SectionHeader, prefix: &[u8]) -> bool {
+        let name = self.section_names.get(section.sh_name..);
+        name.is_some_and(|name| name.starts_with(prefix))
     }
 
     /// Returns the bytes of a section; `None` if there is none, or it cannot be read.
@@ -482,6 +486,11 @@ impl ElfFile {
             file_len: self.len,
         })
     }
+}
+
+/// Returns whether the bytes of a section are compressed (elf(5)).
+fn has_compression_flag(section: &SectionHeader) -> bool {
+    section.sh_flags & u64::from(SHF_COMPRESSED) != 0
 }
 
 /// Bytes of debugging information, or of unwind tables.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use goblin::elf::header::header64::SIZEOF_EHDR;
-use goblin::elf::section_header::{SHF_COMPRESSED, SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB};
+use goblin::elf::section_header::{SHT_DYNSYM, SHT_NOBITS, SHT_STRTAB, SHT_SYMTAB};
 use goblin::elf::{ProgramHeader, SectionHeader};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -16,7 +16,7 @@ use nix::sys::resource::{Resource, getrlimit};
 
 use super::debug_cost::{DebugCost, WHAT};
 use super::file_version::FileVersion;
-use super::{CTX, ElfFile};
+use super::{CTX, ElfFile, has_compression_flag};
 use crate::error::{ElfDefect, Error, FileError, Result};
 
 /// The most bytes that all copies together may have. The debugging information of the largest programs is about as
@@ -184,12 +184,11 @@ impl ElfFile {
 
     fn is_copied(&self, section: &SectionHeader) -> bool {
         let is_table = [SHT_SYMTAB, SHT_DYNSYM, SHT_STRTAB].contains(&section.sh_type);
-        let name = self.section_names.get(section.sh_name..);
-        let name = name.unwrap_or_default();
-        let is_debug = name.starts_with(b".debug_") || name.starts_with(b".zdebug_");
+        let is_named = |prefix: &[u8]| self.is_named(section, prefix);
+        let is_debug = is_named(b".debug_") || is_named(b".zdebug_");
         // As a hole, a compressed section would be corrupt: its compression header would be zero.
-        let is_compressed = section.sh_flags & u64::from(SHF_COMPRESSED) != 0;
-        let is_unread = !is_compressed && WITHOUT_LINES.iter().any(|it| name.starts_with(it));
+        let is_unread =
+            !has_compression_flag(section) && WITHOUT_LINES.iter().any(|it| is_named(it));
         section.sh_type != SHT_NOBITS && (is_table || (is_debug && !is_unread))
     }
 }
@@ -230,10 +229,7 @@ mod tests {
         let path = scratch.file("program");
         fs::write(&path, fs::read(fixture("churn.nopie")).unwrap()).unwrap();
         let elf = ElfFile::open(&path).unwrap();
-        let is_info = |it: &SectionHeader| {
-            let name = elf.section_names.get(it.sh_name..);
-            name.is_some_and(|name| name.starts_with(b".debug_info\0"))
-        };
+        let is_info = |it: &SectionHeader| elf.is_named(it, b".debug_info\0");
         let index = elf.sections.iter().position(is_info).unwrap();
         let header = elf.header.e_shoff + (index * SectionHeader::size(CTX)) as u64;
         let file = OpenOptions::new().write(true).open(&path).unwrap();

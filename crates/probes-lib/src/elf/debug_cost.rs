@@ -8,11 +8,10 @@ use gimli::{
     Unit, UnitType,
 };
 use goblin::elf::SectionHeader;
-use goblin::elf::section_header::SHF_COMPRESSED;
 use object::{CompressedData, CompressionFormat};
 
 use super::debug_units::{DebugUnits, is_needed};
-use super::{DwarfBytes, ElfFile};
+use super::{DwarfBytes, ElfFile, has_compression_flag};
 use crate::numbers::{u32_at, u64_at};
 
 /// What errors name.
@@ -31,8 +30,8 @@ const MAX_READ: u64 = 1 << 30;
 /// What debugging information takes.
 #[derive(Default)]
 pub(super) struct DebugCost {
-    /// How many bytes it takes in memory beside the file, at least as far as that is no more than was asked about: sections that
-    /// are decompressed, units, tables of abbreviations, paths of source files.
+    /// How many bytes it takes in memory beside the file: sections that are decompressed, units, tables of abbreviations, paths of
+    /// source files. If that is more than was asked about, not all are counted.
     pub(super) bytes: u64,
     /// Whether a unit says that the rest of it is in another file.
     pub(super) has_split_units: bool,
@@ -123,8 +122,7 @@ struct Compression {
 impl ElfFile {
     /// Returns how many bytes a section has once it is decompressed; 0 if it is not compressed.
     fn decompressed_len(&self, section: &SectionHeader) -> u64 {
-        let is_flagged = section.sh_flags & u64::from(SHF_COMPRESSED) != 0;
-        if !is_flagged && !self.is_named(section, b".zdebug_") {
+        if !self.has_compressed(section) {
             return 0;
         }
         let mut header = [0; 24];
@@ -134,9 +132,9 @@ impl ElfFile {
         compression.map_or(0, |it| it.len)
     }
 
-    fn is_named(&self, section: &SectionHeader, prefix: &[u8]) -> bool {
-        let name = self.section_names.get(section.sh_name..);
-        name.is_some_and(|name| name.starts_with(prefix))
+    /// Returns whether the bytes of a section are compressed, as elf(5) says, or in the older way of GNU.
+    fn has_compressed(&self, section: &SectionHeader) -> bool {
+        has_compression_flag(section) || self.is_named(section, b".zdebug_")
     }
 
     /// Returns the bytes of a section of the debugging information, decompressed.
@@ -146,8 +144,7 @@ impl ElfFile {
         let section = section?;
         let bytes = self.read_up_to(MAX_READ, section.sh_offset, section.sh_size, WHAT);
         let bytes = bytes.ok()?;
-        let is_plain = section.sh_flags & u64::from(SHF_COMPRESSED) == 0;
-        if is_plain && !self.is_named(section, b".zdebug_") {
+        if !self.has_compressed(section) {
             return Some(bytes);
         }
         let compression = compression(section, &bytes)?;
@@ -164,7 +161,7 @@ impl ElfFile {
 fn compression(section: &SectionHeader, bytes: &[u8]) -> Option<Compression> {
     const ELFCOMPRESS_ZLIB: u32 = 1;
     const ELFCOMPRESS_ZSTD: u32 = 2;
-    if section.sh_flags & u64::from(SHF_COMPRESSED) != 0 {
+    if has_compression_flag(section) {
         let format = match u32_at(bytes, 0)? {
             ELFCOMPRESS_ZLIB => CompressionFormat::Zlib,
             ELFCOMPRESS_ZSTD => CompressionFormat::Zstandard,
@@ -213,8 +210,8 @@ mod tests {
         let program = compile(&scratch, "program.c", text, &["-g", "-gz=zlib"]);
         let elf = ElfFile::open(&program).unwrap();
         let cost = DebugCost::of(&elf, u64::MAX);
-        let is_compressed = |it: &&SectionHeader| it.sh_flags & u64::from(SHF_COMPRESSED) != 0;
-        let section = elf.sections.iter().find(is_compressed).unwrap();
+        let mut sections = elf.sections.iter();
+        let section = sections.find(|it| has_compression_flag(it)).unwrap();
         let len = elf.decompressed_len(section);
         assert!(len > section.sh_size && cost.bytes > len, "{len}");
         assert!(elf.decompressed(SectionId::DebugInfo).is_some());

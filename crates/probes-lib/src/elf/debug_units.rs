@@ -131,7 +131,7 @@ fn table_size(dwarf: &Dwarf<DwarfBytes<'_>>, at: DebugAbbrevOffset) -> TableSize
         return size;
     }
     let before = table.len();
-    // Up to the first error, as far as gimli reads it as well.
+    // Up to the first error: gimli reads no further, either.
     let _ = skip_table(&mut table, &mut size.memory);
     size.len = (before - table.len()) as u64;
     size
