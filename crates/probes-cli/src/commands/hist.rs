@@ -129,8 +129,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let (opened, output) = chosen.open(output)?;
     // Before anything is changed, because it may fail.
-    let create = |path| ReportFile::create(path, &output.messages);
-    let report_file = args.svg.as_deref().map(create).transpose()?;
+    let report_file = ReportFile::create_if_given(args.svg.as_deref(), &output.messages)?;
     let display = Display::new(&output, args.interval)?;
     let only = opened.only().cloned();
     let active = opened.begin(

@@ -174,8 +174,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         sources = FunctionSources::of(functions.map_err(Failure::of_process(target.pid()))?);
     }
     // Before anything is changed, because it may fail; after what takes long, because a signal would leave it empty.
-    let create = |path| ReportFile::create(path, &output.messages);
-    let report_file = args.svg.as_deref().map(create).transpose()?;
+    let report_file = ReportFile::create_if_given(args.svg.as_deref(), &output.messages)?;
     let mut printer = LatencyPrinter {
         output: &output,
         is_of_several,

@@ -19,6 +19,15 @@ pub(super) struct ReportFile {
 }
 
 impl ReportFile {
+    /// Creates the file of a flag, if that was given.
+    pub(super) fn create_if_given(
+        path: Option<&Path>,
+        messages: &Messages,
+    ) -> Result<Option<ReportFile>, Failure> {
+        path.map(|path| ReportFile::create(path, messages))
+            .transpose()
+    }
+
     pub(super) fn create(path: &Path, messages: &Messages) -> Result<ReportFile, Failure> {
         let path = path.to_owned();
         // An existing file keeps its contents until there is a new picture.

@@ -25,8 +25,7 @@ pub(super) fn run(
     let request = EventRequest::new("hist", &args.selection, options, globs, output)?;
     let output = &request.output;
     // Before anything is read, because it may fail.
-    let create = |path| ReportFile::create(path, &output.messages);
-    let report_file = args.svg.as_deref().map(create).transpose()?;
+    let report_file = ReportFile::create_if_given(args.svg.as_deref(), &output.messages)?;
     let display = Display::new(output, args.interval)?;
     let mut recording = RecordedEvents {
         output,
