@@ -3,6 +3,7 @@
 
 pub(crate) mod arguments;
 mod bytecode;
+mod compression;
 mod debug_copy;
 mod debug_cost;
 mod debug_units;
@@ -28,14 +29,14 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use gimli::{EndianSlice, LittleEndian, SectionId};
+use gimli::{EndianSlice, LittleEndian};
 use goblin::container::{Container, Ctx, Endian};
 use goblin::elf::header::{
     self, EI_CLASS, EI_DATA, ELFCLASS32, ELFCLASS64, ELFDATA2LSB, EM_X86_64, ET_DYN, ET_EXEC,
     header64,
 };
 use goblin::elf::program_header::{PF_W, PF_X, PT_INTERP, PT_LOAD, PT_TLS};
-use goblin::elf::section_header::{SHF_COMPRESSED, SHF_EXECINSTR, SHT_NOBITS, SHT_NOTE};
+use goblin::elf::section_header::{SHF_EXECINSTR, SHT_NOBITS, SHT_NOTE};
 use goblin::elf::{Header, ProgramHeader, SectionHeader};
 
 use crate::address::FileAddr;
@@ -331,11 +332,6 @@ impl ElfFile {
         !self.sections.is_empty()
     }
 
-    /// Returns whether there is a section of this name, and its bytes are compressed.
-    pub(crate) fn is_compressed(&self, name: &str) -> bool {
-        self.section(name).is_some_and(has_compression_flag)
-    }
-
     /// Returns whether the name of a section begins so.
     fn is_named(&self, section: &SectionHeader, prefix: &[u8]) -> bool {
         let name = self.section_names.get(section.sh_name..);
@@ -345,13 +341,6 @@ impl ElfFile {
     /// Returns the bytes of a section; `None` if there is none, or it cannot be read.
     pub(crate) fn whole_section(&self, name: &'static str) -> Option<Vec<u8>> {
         self.section_bytes(self.section(name)?, name).ok()
-    }
-
-    /// Returns the bytes of a section of the debugging information; `None` if it is missing or compressed, or cannot be
-    /// read.
-    pub(crate) fn debug_section(&self, id: SectionId) -> Option<Vec<u8>> {
-        let is_readable = !self.is_compressed(id.name());
-        is_readable.then(|| self.whole_section(id.name())).flatten()
     }
 
     /// Returns the contents of a section, to be read part by part; `None` if there is no such section.
@@ -486,11 +475,6 @@ impl ElfFile {
             file_len: self.len,
         })
     }
-}
-
-/// Returns whether the bytes of a section are compressed (elf(5)).
-fn has_compression_flag(section: &SectionHeader) -> bool {
-    section.sh_flags & u64::from(SHF_COMPRESSED) != 0
 }
 
 /// Bytes of debugging information, or of unwind tables.

@@ -14,9 +14,10 @@ use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit};
 
-use super::debug_cost::{DebugCost, WHAT};
+use super::compression::{WHAT, has_compression_flag};
+use super::debug_cost::DebugCost;
 use super::file_version::FileVersion;
-use super::{CTX, ElfFile, has_compression_flag};
+use super::{CTX, ElfFile};
 use crate::error::{ElfDefect, Error, FileError, Result};
 
 /// The most bytes that all copies together may have. The debugging information of the largest programs is about as

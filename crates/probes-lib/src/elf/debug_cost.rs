@@ -1,21 +1,13 @@
 //! What debugging information takes in memory once it is loaded, found before it is: a few bytes of a file may become gigabytes. And
 //! whether it says that there is more in other files.
 
-use std::borrow::Cow;
-
 use gimli::{
     AttributeValue, Dwarf, DwarfSections, EndianSlice, FileEntry, LittleEndian, Reader, SectionId,
     Unit, UnitType,
 };
-use goblin::elf::SectionHeader;
-use object::{CompressedData, CompressionFormat};
 
 use super::debug_units::{DebugUnits, is_needed};
-use super::{DwarfBytes, ElfFile, has_compression_flag};
-use crate::numbers::{u32_at, u64_at};
-
-/// What errors name.
-pub(super) const WHAT: &str = "the debugging information";
+use super::{DwarfBytes, ElfFile};
 
 /// How many bytes addr2line keeps of each unit.
 const UNIT_MEMORY: u64 = 640;
@@ -40,14 +32,20 @@ pub(super) struct DebugCost {
 impl DebugCost {
     /// Returns what the debugging information of a file takes; if that is more than `most` bytes, not how much more.
     pub(super) fn of(elf: &ElfFile, most: u64) -> DebugCost {
-        let decompressed = elf.sections.iter().map(|it| elf.decompressed_len(it));
+        let decompressed = elf.sections.iter().scan(0_u64, |sum, section| {
+            let len = elf.decompressed_len(section, most.saturating_sub(*sum));
+            *sum = sum.saturating_add(len);
+            Some(*sum)
+        });
         let mut cost = DebugCost {
-            bytes: decompressed.fold(0, u64::saturating_add),
+            bytes: decompressed.last().unwrap_or(0),
             has_split_units: false,
         };
         if cost.bytes <= most {
             let section = |id| {
-                let bytes = is_needed(id).then(|| elf.decompressed(id)).flatten();
+                let bytes = is_needed(id)
+                    .then(|| elf.debug_section(id, MAX_READ))
+                    .flatten();
                 bytes.unwrap_or_default()
             };
             cost.add_units(section, most);
@@ -111,76 +109,6 @@ fn paths_len(dwarf: &Dwarf<DwarfBytes<'_>>, unit: &Unit<DwarfBytes<'_>>, most: u
     paths
 }
 
-/// How the bytes of a section are compressed.
-struct Compression {
-    format: CompressionFormat,
-    header_len: usize,
-    /// How many bytes they become.
-    len: u64,
-}
-
-impl ElfFile {
-    /// Returns how many bytes a section has once it is decompressed; 0 if it is not compressed.
-    fn decompressed_len(&self, section: &SectionHeader) -> u64 {
-        if !self.has_compressed(section) {
-            return 0;
-        }
-        let mut header = [0; 24];
-        let start = &mut header[..section.sh_size.min(24) as usize];
-        let read = self.read_at(section.sh_offset, start, WHAT);
-        let compression = read.ok().and_then(|()| compression(section, start));
-        compression.map_or(0, |it| it.len)
-    }
-
-    /// Returns whether the bytes of a section are compressed, as elf(5) says, or in the older way of GNU.
-    fn has_compressed(&self, section: &SectionHeader) -> bool {
-        has_compression_flag(section) || self.is_named(section, b".zdebug_")
-    }
-
-    /// Returns the bytes of a section of the debugging information, decompressed.
-    fn decompressed(&self, id: SectionId) -> Option<Vec<u8>> {
-        let old_name = id.name().replacen(".debug_", ".zdebug_", 1);
-        let section = self.section(id.name()).or_else(|| self.section(&old_name));
-        let section = section?;
-        let bytes = self.read_up_to(MAX_READ, section.sh_offset, section.sh_size, WHAT);
-        let bytes = bytes.ok()?;
-        if !self.has_compressed(section) {
-            return Some(bytes);
-        }
-        let compression = compression(section, &bytes)?;
-        let data = CompressedData {
-            format: compression.format,
-            data: bytes.get(compression.header_len..)?,
-            uncompressed_size: compression.len,
-        };
-        data.decompress().ok().map(Cow::into_owned)
-    }
-}
-
-/// Reads the header of a compressed section: that of elf(5), `Elf64_Chdr`, or the older one of GNU.
-fn compression(section: &SectionHeader, bytes: &[u8]) -> Option<Compression> {
-    const ELFCOMPRESS_ZLIB: u32 = 1;
-    const ELFCOMPRESS_ZSTD: u32 = 2;
-    if has_compression_flag(section) {
-        let format = match u32_at(bytes, 0)? {
-            ELFCOMPRESS_ZLIB => CompressionFormat::Zlib,
-            ELFCOMPRESS_ZSTD => CompressionFormat::Zstandard,
-            _ => CompressionFormat::Unknown,
-        };
-        return Some(Compression {
-            format,
-            header_len: 24,
-            len: u64_at(bytes, 8)?,
-        });
-    }
-    let len = bytes.strip_prefix(b"ZLIB")?.first_chunk()?;
-    Some(Compression {
-        format: CompressionFormat::Zlib,
-        header_len: 12,
-        len: u64::from_be_bytes(*len),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs::OpenOptions;
@@ -189,6 +117,7 @@ mod tests {
     use test_support::Scratch;
 
     use super::*;
+    use crate::elf::compression::has_compression_flag;
     use crate::elf::source::SourceMap;
     use crate::testing::{compile, unit_with_indexed_address};
 
@@ -212,9 +141,9 @@ mod tests {
         let cost = DebugCost::of(&elf, u64::MAX);
         let mut sections = elf.sections.iter();
         let section = sections.find(|it| has_compression_flag(it)).unwrap();
-        let len = elf.decompressed_len(section);
+        let len = elf.decompressed_len(section, u64::MAX);
         assert!(len > section.sh_size && cost.bytes > len, "{len}");
-        assert!(elf.decompressed(SectionId::DebugInfo).is_some());
+        assert!(elf.debug_section(SectionId::DebugInfo, MAX_READ).is_some());
         assert!(SourceMap::of(&elf).is_ok());
         let file = OpenOptions::new().write(true).open(&program).unwrap();
         // ch_size (elf(5)).

@@ -9,7 +9,7 @@ use gimli::{
 
 use crate::address::FileAddr;
 use crate::elf::debug_units::{DebugUnits, is_needed};
-use crate::elf::{DwarfBytes, ElfFile};
+use crate::elf::{DwarfBytes, ElfFile, MAX_SECTION};
 
 /// The most bytes of names of source files that are read for suggestions.
 const MAX_NAMES: usize = 1 << 20;
@@ -73,7 +73,9 @@ impl LineSearch {
         function_at: impl Fn(FileAddr) -> Option<FileAddr>,
     ) -> Vec<FileAddr> {
         let section = |id| {
-            let bytes = is_needed(id).then(|| elf.debug_section(id)).flatten();
+            let bytes = is_needed(id)
+                .then(|| elf.debug_section(id, MAX_SECTION))
+                .flatten();
             bytes.unwrap_or_default()
         };
         self.places(section, function_at)

@@ -11,7 +11,7 @@ use gimli::{
 
 use crate::address::FileAddr;
 use crate::elf::debug_units::DebugUnits;
-use crate::elf::{DwarfBytes, ElfFile};
+use crate::elf::{DwarfBytes, ElfFile, MAX_SECTION};
 
 /// How many entries are followed from one to the next at most, such as from a typedef to const to int.
 const MAX_REFERENCES: usize = 16;
@@ -101,7 +101,10 @@ pub(crate) fn in_general_registers(
     elf: &ElfFile,
     functions: &BTreeSet<FileAddr>,
 ) -> HashMap<FileAddr, Signature> {
-    read(|id| elf.debug_section(id).unwrap_or_default(), functions)
+    read(
+        |id| elf.debug_section(id, MAX_SECTION).unwrap_or_default(),
+        functions,
+    )
 }
 
 /// The same for a file with these sections.
@@ -726,7 +729,7 @@ mod tests {
                 SectionId::DebugInfo
             };
             let section = |id: SectionId| {
-                let mut bytes = elf.debug_section(id).unwrap_or_default();
+                let mut bytes = elf.debug_section(id, MAX_SECTION).unwrap_or_default();
                 if id == damaged {
                     for (at, byte) in &damages {
                         let at = at.index(bytes.len());

@@ -11,8 +11,8 @@ use addr2line::Loader;
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
+use crate::elf::compression::WHAT;
 use crate::elf::debug_copy::{self, DebugCopy};
-use crate::elf::debug_cost::WHAT;
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 

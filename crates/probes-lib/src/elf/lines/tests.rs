@@ -6,7 +6,7 @@ use test_support::{Scratch, fixture, program_forms};
 use super::*;
 use crate::elf::functions::FunctionTable;
 use crate::elf::source::SourceMap;
-use crate::testing::{properties, unit_with_indexed_address};
+use crate::testing::{compile, properties, unit_with_indexed_address};
 
 /// The places in the code of a file at which a source line begins, and the search that has found them.
 fn places(file: &std::path::Path, path: &str, line: u32) -> (Vec<FileAddr>, LineSearch) {
@@ -145,6 +145,17 @@ fn units_with_indexed_addresses_are_searched() {
     let program = unit_with_indexed_address(&scratch, false);
     let (places, search) = places(&program, "indexed.c", 2);
     assert_eq!((places.len(), search.paths.len()), (1, 1));
+}
+
+#[test]
+fn compressed_tables_are_searched() {
+    let scratch = Scratch::new();
+    let text = "int main(void)\n{\n  return 0;\n}\n";
+    for flag in ["-gz=none", "-gz=zlib", "-gz=zlib-gnu"] {
+        let program = compile(&scratch, "program.c", text, &["-g", flag]);
+        let (places, search) = places(&program, "program.c", 3);
+        assert_eq!((places.len(), search.paths.len()), (1, 1), "{flag}");
+    }
 }
 
 #[test]
