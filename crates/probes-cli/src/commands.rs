@@ -217,14 +217,14 @@ impl CommandKind {
     /// What it needs of the machine and the process, for `doctor`.
     fn needs(self) -> &'static [Need] {
         use Need::{
-            Events, Files, Memory, Observe, Points, Probes, Processes, Samples, Stacks, Start,
-            Stop, StopOrReadLive, StopOrWriteLive, Times, Waits,
+            Events, Files, ListedFiles, Memory, Observe, Points, Probes, Processes, Samples,
+            Stacks, Start, Stop, StopOrReadLive, StopOrWriteLive, Times, Waits,
         };
         match self {
             CommandKind::Trace => &[Start],
             CommandKind::Attach => &[Files, Memory, Probes, StopOrWriteLive],
             CommandKind::Info => &[Files, Memory, Probes],
-            CommandKind::List => &[Files],
+            CommandKind::List => &[ListedFiles],
             CommandKind::Count | CommandKind::Hist | CommandKind::Top | CommandKind::Serve => {
                 &[Files, Memory, Stop, Observe, Points]
             }

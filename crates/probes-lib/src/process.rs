@@ -62,7 +62,7 @@ const FEW_LINES: usize = 1 << 10;
 pub(crate) const EXECUTE_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How often, at most, a thread that has not exited is looked for in a process whose leader has.
-const ATTEMPTS: usize = 100;
+pub(crate) const ATTEMPTS: usize = 100;
 
 /// The open directory of a process in /proc.
 #[derive(Debug)]

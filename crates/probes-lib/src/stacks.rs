@@ -37,7 +37,7 @@ use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
-use crate::process::{Process, denial};
+use crate::process::{self, Process, denial};
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::trace::tracer::with_tracer;
 use crate::unwind::memory::CachedPages;
@@ -221,16 +221,7 @@ impl Stacks {
     ///
     /// If the process has exited, or executed a new program, or may not be read.
     pub fn read(&mut self, is_live: bool) -> Result<StackReport> {
-        let mut readings = Vec::new();
-        let tids = self.process.threads().and_then(|mut list| list.read());
-        let mut tids = tids.map_err(|source| self.process.exited_or(source))?;
-        tids.sort_unstable_by_key(|&tid| (tid != self.process.pid(), tid));
-        for tid in tids {
-            readings.extend(self.read_thread(tid)?);
-        }
-        if readings.is_empty() {
-            return Err(self.process.exited_or(nix::errno::Errno::ESRCH.into()));
-        }
+        let mut readings = self.read_threads()?;
         let lacking = readings.iter().filter(|it| it.lacks_registers());
         let lacking: HashSet<i32> = lacking.map(|it| it.tid).collect();
         let (mut stopped, mut not_stopped) = (None, None);
@@ -259,6 +250,27 @@ impl Stacks {
             stopped,
             not_stopped,
         })
+    }
+
+    /// Reads all threads without stopping them. If they start each other and exit, all that a list of them names may be gone
+    /// when they are read: then reads another one.
+    fn read_threads(&mut self) -> Result<Vec<ThreadReading>> {
+        for _ in 0..process::ATTEMPTS {
+            let tids = self.process.threads().and_then(|mut list| list.read());
+            let mut tids = tids.map_err(|source| self.process.exited_or(source))?;
+            tids.sort_unstable_by_key(|&tid| (tid != self.process.pid(), tid));
+            let mut readings = Vec::new();
+            for tid in tids {
+                readings.extend(self.read_thread(tid)?);
+            }
+            if !readings.is_empty() {
+                return Ok(readings);
+            }
+            if self.process.has_exited() {
+                break;
+            }
+        }
+        Err(self.process.exited_or(nix::errno::Errno::ESRCH.into()))
     }
 
     /// Reads a thread without stopping it; `None` if it has exited.

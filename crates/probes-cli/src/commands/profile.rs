@@ -101,7 +101,7 @@ pub(crate) struct Args {
     /// Only the time on the processor
     #[arg(long, group = "times")]
     on_cpu: bool,
-    /// Only the time off the processor; stops nothing
+    /// Only the time off the processor; stops nothing, but with -gc
     #[arg(long, group = "times")]
     off_cpu: bool,
     /// Both; this is the default
@@ -114,7 +114,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = frequency, default_value = "99")]
     hz: u32,
     /// Stop nothing
-    #[arg(long)]
+    #[arg(long, conflicts_with = "gc")]
     live: bool,
     /// Distinguish what happens while the garbage collector is at work
     #[arg(long)]
@@ -154,8 +154,7 @@ fn of_program(args: &Args, path: &Path, arguments: &[OsString]) -> Result<ExitCo
     let picture_file = create_picture(args, &output)?;
     let started = StartedProgram::start(path, arguments, [])?;
     let mut done = profile(args, started.pid(), picture_file, &output);
-    let is_about_process = matches!(done, Err(Failure::Target(..)));
-    if is_about_process && started.has_exited() {
+    if done.as_ref().is_err_and(|it| started.is_of_exit(it)) {
         output.messages.warning(
             WarningKind::UnreadStacks,
             "the program exited before its profile could begin",
@@ -202,8 +201,8 @@ fn is_exec_of_program(args: &Args, failure: &Failure) -> bool {
 fn try_to_begin(args: &Args, pid: i32, output: &Output) -> Result<(Target, Profiler), Failure> {
     let of_process = Failure::of_process(pid);
     let target = Target::open_any(pid).map_err(&of_process)?;
-    // With -off-cpu, threads that run are of no interest, so nothing is stopped for them.
-    let is_live = args.live || args.off_cpu;
+    // With -off-cpu, threads that run are of no interest, so nothing is stopped for them; but with -gc they may work for the collector.
+    let is_live = args.live || args.off_cpu && !args.gc;
     let reading = LongWork::begin(format!("reading process {pid}"), &output.messages);
     let mut profiler = Profiler::of_process(pid, is_live).map_err(&of_process)?;
     drop(reading);

@@ -43,8 +43,13 @@ impl StartedProgram {
         self.0.id() as i32
     }
 
-    /// Does not reap the program: its pid is not used again.
-    pub(super) fn has_exited(&self) -> bool {
+    /// Whether a command failed because the program has exited. Does not reap the program: its pid is not used again.
+    pub(super) fn is_of_exit(&self, failure: &Failure) -> bool {
+        // If all its threads are exiting, it may not yet be known to have exited.
+        matches!(failure, Failure::Target(_, error) if error.is_gone() || self.has_exited())
+    }
+
+    fn has_exited(&self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         let found = waitid(Id::Pid(Pid::from_raw(self.pid())), flags);
         !matches!(found, Ok(WaitStatus::StillAlive))

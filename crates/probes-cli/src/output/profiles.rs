@@ -106,7 +106,7 @@ struct TotalTimes {
 struct CollectionTimes {
     running_seconds: f64,
     off_seconds: f64,
-    /// Two standard deviations of each.
+    /// Two standard deviations of each, and the time of which it is not known whether it was in a collection.
     running_error_seconds: f64,
     off_error_seconds: f64,
 }
@@ -121,6 +121,11 @@ impl CollectionTimes {
             // The sum of nothing is -0.
             let seconds = stacks.iter().filter(is_meant).map(|it| it.seconds);
             let seconds = seconds.sum::<f64>().abs();
+            let is_unknown = |it: &&StackTimes| {
+                it.tid.is_some() && it.in_collection.is_none() && it.is_running == is_running
+            };
+            let unknown = stacks.iter().filter(is_unknown).map(|it| it.seconds);
+            let unknown: f64 = unknown.sum();
             // A collection is found at the same moments for all threads: their errors are not independent, and add up.
             let one = variance_of_sample(profile.seconds, profile.samples);
             let mut threads: HashMap<i32, [f64; 2]> = HashMap::new();
@@ -134,7 +139,7 @@ impl CollectionTimes {
             let variances = threads.into_values();
             let variances = variances.map(|[part, all]| variance_of_part(part, all, one));
             let deviation: f64 = variances.map(f64::sqrt).sum();
-            (seconds, 2.0 * deviation.abs())
+            (seconds, 2.0 * deviation.abs() + unknown.abs())
         };
         let (running_seconds, running_error_seconds) = in_collection(true);
         let (off_seconds, off_error_seconds) = in_collection(false);
@@ -237,7 +242,7 @@ impl StackTimes {
             } else {
                 frames
             },
-            in_collection: how.tells_collections.then_some(stack.in_collection),
+            in_collection: stack.in_collection,
             time: stack.time,
             variance: stack.variance,
             split_variance: stack.split_variance,
@@ -399,7 +404,7 @@ mod tests {
             role: ThreadRole::Other,
             domain: None,
             activity: Activity::Running,
-            in_collection: false,
+            in_collection: None,
             frames: Vec::new(),
             end: None,
             is_guessed: false,
@@ -534,21 +539,31 @@ mod tests {
 
     #[test]
     fn collections_that_were_not_seen_have_an_error() {
-        let found = Profile {
+        let found = |in_collection| Profile {
             seconds: Duration::from_secs(1),
             samples: 100,
-            ..profile(vec![stack(Duration::from_secs(1), 100e-4)])
+            ..profile(vec![ProfiledStack {
+                in_collection,
+                ..stack(Duration::from_secs(1), 100e-4)
+            }])
         };
         let how = ProfileOptions {
             tells_collections: true,
             ..OPTIONS
         };
-        let report = ProfileReport::new(1, Path::new("/srv/server"), &found, how, |_| true);
-        let split = report.in_collection.unwrap();
-        assert_eq!((split.running_seconds, split.off_seconds), (0.0, 0.0));
-        for error in [split.running_error_seconds, split.off_error_seconds] {
+        let split = |in_collection| {
+            let found = found(in_collection);
+            let report = ProfileReport::new(1, Path::new("/srv/server"), &found, how, |_| true);
+            report.in_collection.unwrap()
+        };
+        let known = split(Some(false));
+        assert_eq!((known.running_seconds, known.off_seconds), (0.0, 0.0));
+        for error in [known.running_error_seconds, known.off_error_seconds] {
             assert!((0.018..0.022).contains(&error), "{error}");
         }
+        // All of it may have been in collections.
+        let error = split(None).running_error_seconds;
+        assert!((1.0..1.03).contains(&error), "{error}");
     }
 
     #[test]

@@ -202,6 +202,11 @@ fn completes(name: &str) {
     let line = format!("ocaml-probes count -pid={pid} -fn=Service.ser");
     one(&line, "-fn=Service.serve");
     one("ocaml-probes list -prog=/etc/debian_ver", "debian_version");
+    let line = format!("ocaml-probes count -pid '{pid}' -fn 'Calls.*,Service.ser");
+    one(&line, "-fn 'Calls.*,Service.serve' ");
+    let line = format!("ocaml-probes count -pid {pid} -fn \"Calls.*,Service.ser");
+    one(&line, "-fn \"Calls.*,Service.serve\" ");
+    one("ocaml-probes man rec", "man record ");
     // Several: with what they mean.
     let several = |typed: &str, shown: &str| completed(&terminal, typed, &["Tab", "Tab"], shown);
     let line = format!("ocaml-probes attach -pid {pid} -enable req_");

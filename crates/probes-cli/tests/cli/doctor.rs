@@ -122,6 +122,36 @@ fn filters_of_some_threads_are_reported() {
 }
 
 #[test]
+fn strict_threads_cannot_be_timed() {
+    for file in fixture_forms("no_tsc") {
+        let target = Talker::start_with(&file, ["strict"]);
+        let diagnosis = Diagnosis::of_process(target.pid());
+        let check = diagnosis.check("invariant_tsc");
+        assert_eq!(check["result"], "fail", "{check}");
+        for (command, result) in [("latency", "fails"), ("count", "works")] {
+            let predicted = &diagnosis.list("commands")[command];
+            assert_eq!(predicted["result"], result, "{predicted}");
+        }
+    }
+}
+
+#[test]
+fn foreign_proc_says_nothing_of_this_tool() {
+    let mut unshare = Command::new("unshare");
+    if !geteuid().is_root() {
+        unshare.arg("-Ur");
+    }
+    unshare.args(["-pf", TOOL, "doctor", "-json"]);
+    let diagnosis = Diagnosis::of(run_command(&mut unshare));
+    for name in ["capabilities", "perf_events"] {
+        let check = diagnosis.check(name);
+        assert_ne!(check["result"], "fail", "{check}");
+    }
+    let predicted = &diagnosis.list("commands")["list"];
+    assert_eq!(predicted["result"], "limited", "{predicted}");
+}
+
+#[test]
 fn machine_alone_is_checked_without_a_pid() {
     let diagnosis = Diagnosis::of(run("doctor -json"));
     assert_eq!(diagnosis.0["pid"], Value::Null);

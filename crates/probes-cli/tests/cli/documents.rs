@@ -11,9 +11,14 @@ mod type_examples;
 mod type_names;
 
 use std::collections::BTreeSet;
+use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use test_support::{Scratch, Talker, output_within, program_forms};
 
 use crate::support::golden_file;
 
@@ -301,4 +306,70 @@ fn every_page_is_in_the_book() {
             "docs/SUMMARY.md does not have {name}"
         );
     }
+}
+
+/// The commands in the blocks of code of a page, without those that show placeholders, and those that belong to a shell script.
+fn commands(page: &Path) -> Vec<String> {
+    let text = fs::read_to_string(page).unwrap();
+    let mut is_block = false;
+    let mut commands = Vec::new();
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            is_block = !is_block;
+        }
+        let is_code = is_block || line.starts_with("    ");
+        let command = line.trim_start();
+        let command = command.strip_prefix("$ ").unwrap_or(command);
+        let is_whole = !command.ends_with('\\') && !command.contains(['|', '[', '>', '$']);
+        let has_placeholder = command
+            .split([' ', ',', '='])
+            .any(|word| word.len() <= 9 && word.chars().all(|it| it.is_ascii_uppercase()));
+        if is_code && is_whole && !has_placeholder && command.starts_with("ocaml-probes ") {
+            commands.push(command.to_owned());
+        }
+    }
+    commands
+}
+
+// The pages whose commands run as a whole, with their answers, are those of `book` and `ask`.
+// promise: Documents: Each command on a page is one that the tool understands
+#[test]
+fn commands_of_pages_are_understood() {
+    let scratch = Scratch::new();
+    let target = Talker::start(&program_forms("service")[0]);
+    let tools = Path::new(env!("CARGO_BIN_EXE_ocaml-probes"))
+        .parent()
+        .unwrap();
+    let path = format!("{}:{}", tools.display(), env::var("PATH").unwrap());
+    let mut many = 0;
+    for page in pages() {
+        for shown in commands(&page) {
+            let command = shown.replace("-for 10s", "-for 50ms");
+            let command = command.replace("4242", &target.pid().to_string());
+            let mut shell = Command::new("timeout");
+            // Some run until Ctrl-C.
+            shell.args([
+                "-s",
+                "INT",
+                "-k",
+                "60",
+                "1",
+                "sh",
+                "-c",
+                &format!("exec {command}"),
+            ]);
+            shell.current_dir(scratch.path()).env("PATH", &path);
+            let output = output_within(Duration::from_secs(90), &mut shell, || {});
+            let error = String::from_utf8_lossy(&output.stderr);
+            // 0, or 1: the target has not all that a page observes; or what `timeout` returns.
+            let code = output.status.code();
+            assert!(
+                matches!(code, Some(0 | 1 | 124)),
+                "{}: {shown}: {code:?}: {error}",
+                page.display()
+            );
+            many += 1;
+        }
+    }
+    assert!(many > 60, "{many}");
 }

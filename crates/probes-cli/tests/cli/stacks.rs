@@ -145,6 +145,9 @@ pub(crate) fn check_collections(pid: i32) {
     let collecting = stacks.filter(|it| it["in_collection"] == true && it["state"] == "running");
     let collecting: f64 = collecting.map(|it| it["seconds"].as_f64().unwrap()).sum();
     assert!((running - collecting).abs() < 0.001, "{profile}");
+    // Threads that run may be those that collect: they are read for the time off the processor, too.
+    let off = run(&format!("profile -gc -off-cpu -json -pid {pid} -for 300ms")).json();
+    assert!(off["stops"].as_u64().unwrap() > 0, "{off}");
     let lines = run(&format!("profile -gc -pid {pid} -by stack -for 1s")).answer();
     assert!(
         lines

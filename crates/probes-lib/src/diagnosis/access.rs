@@ -13,6 +13,7 @@ use crate::error::{
 };
 use crate::inject::code_cave;
 use crate::inject::permissions::{Permissions, why_unreadable};
+use crate::observe::install::tsc_access;
 use crate::process::Process;
 use crate::process::denial::{self, AccessChecks, user_name};
 use crate::process::image::open_executable;
@@ -85,6 +86,10 @@ pub(super) fn checks(process: &Process) -> Vec<Check> {
         memory,
     ]);
     found.extend(perf_events_of(process));
+    // What prctl(2) has set is not known without injected calls.
+    let strict = tsc_access::refuse_strict(process).err();
+    let strict = strict.filter(|error| !error.is_gone());
+    found.extend(strict.map(|error| Check::error(CheckKind::InvariantTsc, error)));
     found
 }
 

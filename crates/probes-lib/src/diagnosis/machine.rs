@@ -5,7 +5,8 @@ use nix::unistd::geteuid;
 use super::{Check, CheckKind};
 use crate::error::{Denial, Error, MemoryError, ObserveError, Operation, ProcessError, Subject};
 use crate::process::denial::{
-    is_initial_user_namespace, is_ptracer, may_be_ptracer, own_status, user_name, yama_scope,
+    is_initial_user_namespace, is_ptracer, may_be_ptracer, own_status, read_own_status, user_name,
+    yama_scope,
 };
 use crate::process::memory::ProcessMemory;
 use crate::process::mounts;
@@ -80,7 +81,10 @@ fn user() -> Check {
 }
 
 fn capabilities() -> Check {
-    let (kind, ours) = (CheckKind::Capabilities, own_status());
+    let kind = CheckKind::Capabilities;
+    let Some(ours) = read_own_status() else {
+        return Check::unknown(kind, "/proc does not show those of this tool");
+    };
     if is_ptracer(&ours) {
         Check::pass(kind, "CAP_SYS_PTRACE")
     } else if may_be_ptracer(&ours) {
@@ -172,7 +176,7 @@ fn invariant_tsc() -> Check {
 }
 
 fn perf_events() -> [Check; 2] {
-    match Process::own() {
+    match check_proc().and_then(|()| Process::own()) {
         Ok(own) => perf_events_of(&own),
         Err(error) => [CheckKind::PerfEvents, CheckKind::PerfSamples]
             .map(|kind| Check::unknown(kind, format!("it cannot be tried: {error}"))),

@@ -22,7 +22,7 @@ pub(crate) mod remove;
 mod semaphores;
 pub(crate) mod shadow;
 pub(crate) mod thread_ids;
-mod tsc_access;
+pub(crate) mod tsc_access;
 
 use std::io;
 

@@ -15,6 +15,7 @@
 //! ```
 
 use iced_x86::{Decoder, DecoderOptions, Instruction, OpKind, Register};
+use memchr::memmem;
 
 use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
@@ -51,8 +52,12 @@ impl ValuePages {
     /// Returns the table of a process that has loaded these files.
     pub(crate) fn of<'e>(files: impl Iterator<Item = (&'e ElfFile, LoadBias)>) -> ValuePages {
         let mut found = files.filter_map(|(elf, bias)| {
-            let lookup = lookup_function(elf)?;
-            let table = code_at(elf, lookup).and_then(|code| table_in(&code, lookup));
+            let table = match lookup_function(elf) {
+                Some(lookup) => code_at(elf, lookup).and_then(|code| table_in(&code, lookup)),
+                // Its runtime has no such function, or it has no runtime.
+                None if has_static_symbols(elf) => return None,
+                None => table_without_symbols(elf)?,
+            };
             Some(table.map_or(ValuePages::NoTable, |table| {
                 ValuePages::TableOfRuntime(bias.live(table))
             }))
@@ -75,6 +80,54 @@ fn lookup_function(elf: &ElfFile) -> Option<FileAddr> {
         let [found] = symbols.find(["caml_page_table_lookup"]).ok()?;
         let mut defined = found.iter().map(|symbol| symbol.address);
         defined.find(|address| address.0 != 0)
+    })
+}
+
+fn has_static_symbols(elf: &ElfFile) -> bool {
+    matches!(elf.symbols(SymbolTable::Static), Ok(Some(_)))
+}
+
+/// Returns the address of the table in a file without symbols, found by the factor of the hash in its code; `None` if its code
+/// does not have that factor, and so no table; `Some(None)` if it has, and the table is not found.
+fn table_without_symbols(elf: &ElfFile) -> Option<Option<FileAddr>> {
+    /// How many bytes are read at a time.
+    const PIECE: u64 = 1 << 20;
+    let mov = [&[0x48, 0xb8], &runtime_pages::HASH_FACTOR.to_le_bytes()[..]].concat();
+    let mut has_factor = false;
+    for segment in elf.loaded().filter(|it| it.executable) {
+        let end = segment.start.0.saturating_add(segment.file_len);
+        let mut at = segment.start.0;
+        while at < end {
+            let mut piece = vec![0; PIECE.min(end - at) as usize];
+            if elf.read_loaded(&segment, FileAddr(at), &mut piece).is_err() {
+                break;
+            }
+            for found in memmem::find_iter(&piece, &mov) {
+                has_factor = true;
+                let address = FileAddr(at + found as u64);
+                let table = table_around(elf, address);
+                if table.is_some() {
+                    return Some(table);
+                }
+            }
+            if piece.len() < mov.len() {
+                break;
+            }
+            // The next piece begins with what may be the beginning of the instruction.
+            at += (piece.len() - (mov.len() - 1)) as u64;
+        }
+    }
+    has_factor.then_some(None)
+}
+
+/// Returns the address of the table, from the code of the function that loads the factor of the hash at `factor`; the instruction
+/// before it reads the first field.
+fn table_around(elf: &ElfFile, factor: FileAddr) -> Option<FileAddr> {
+    /// The lengths of an instruction that reads a word at a fixed address: with `%rip`, and without.
+    const LENGTHS: [u64; 2] = [6, 7];
+    LENGTHS.into_iter().find_map(|len| {
+        let at = FileAddr(factor.0.checked_sub(len)?);
+        table_in(&code_at(elf, at)?, at)
     })
 }
 
@@ -131,6 +184,11 @@ fn fixed_address(instruction: &Instruction) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use test_support::{Scratch, program_forms};
+
     use super::*;
 
     /// The code of Debian's OCaml 4.13.1.
@@ -146,6 +204,34 @@ mod tests {
             table_in(&LOOKUP, FileAddr(0x94160)),
             Some(FileAddr(0x0010_4ee0))
         );
+    }
+
+    #[test]
+    fn stripped_programs_have_the_same_table() {
+        let scratch = Scratch::new();
+        for (index, program) in program_forms("service").into_iter().enumerate() {
+            let stripped: PathBuf = scratch.file(&format!("stripped{index}"));
+            let mut objcopy = Command::new("objcopy");
+            objcopy.arg("--strip-all").arg(&program).arg(&stripped);
+            assert!(objcopy.status().unwrap().success());
+            let table = |path: &PathBuf| {
+                let elf = ElfFile::open(path).unwrap();
+                let lookup = lookup_function(&elf);
+                let by_name = lookup.and_then(|at| table_in(&code_at(&elf, at)?, at));
+                (
+                    by_name,
+                    table_without_symbols(&elf),
+                    has_static_symbols(&elf),
+                )
+            };
+            let (by_name, by_code, has_symbols) = table(&program);
+            assert!(has_symbols);
+            // OCaml 5 has none.
+            assert_eq!(by_code, by_name.map(Some), "{}", program.display());
+            let (_, of_stripped, has_symbols) = table(&stripped);
+            assert!(!has_symbols);
+            assert_eq!(of_stripped, by_code, "{}", stripped.display());
+        }
     }
 
     #[test]

@@ -239,8 +239,12 @@ pub(crate) fn of_own_child(errno: Errno) -> Denial {
 }
 
 pub(crate) fn own_status() -> Status {
-    let own = Process::open(std::process::id() as i32).ok();
-    own.and_then(|own| own.status().ok()).unwrap_or_default()
+    read_own_status().unwrap_or_default()
+}
+
+/// The same; `None` if /proc does not show it.
+pub(crate) fn read_own_status() -> Option<Status> {
+    Process::own().ok()?.status().ok()
 }
 
 /// Returns whether the process is in another user namespace than ours. Compares the maps of ids, which nearly always

@@ -138,8 +138,9 @@ pub struct ProfiledStack {
     /// What it was doing.
     pub activity: Activity,
     /// Whether some thread of the process was working for the garbage collector; see
-    /// [`Profiler::distinguish_collections`](crate::Profiler::distinguish_collections).
-    pub in_collection: bool,
+    /// [`Profiler::distinguish_collections`](crate::Profiler::distinguish_collections). `None` if that was not asked for, or is not
+    /// known: a thread that ran could not be read.
+    pub in_collection: Option<bool>,
     /// The innermost first; none if they could not be read.
     pub frames: Vec<Arc<StackFrame>>,
     /// Why there are no more.

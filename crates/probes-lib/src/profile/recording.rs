@@ -228,7 +228,7 @@ impl Profiler {
             tid,
             name: name_in(&self.threads, tid),
             activity: Activity::Running,
-            in_collection: false,
+            in_collection: None,
             unloads: self.unloaded.unloads(),
             stack: stack.map(Arc::new),
         };

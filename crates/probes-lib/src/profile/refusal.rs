@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 
-use crate::process::denial::own_status;
+use crate::process::denial::{is_initial_user_namespace, own_status};
 
 /// `CAP_SYS_ADMIN` and `CAP_PERFMON` of capability.h: either is enough.
 const PERFMON: u64 = 1 << 21 | 1 << 38;
@@ -30,7 +30,8 @@ impl Circumstances {
         Circumstances {
             paranoid: paranoid(),
             is_filtered: status.seccomp != 0,
-            is_privileged: status.effective & PERFMON != 0,
+            // That of another user namespace does not count.
+            is_privileged: status.effective & PERFMON != 0 && is_initial_user_namespace(),
         }
     }
 

@@ -11,6 +11,7 @@ use super::threads::{ProfiledThread, ThreadCounts};
 use super::time_sums::ProfileKey;
 use crate::error::{Error, ProcessError, Result};
 use crate::stacks::{Look, Stacks, SwitchCounts, ThreadFiles, files_pause, monotonic_now};
+use crate::unwind::RawStack;
 
 /// How often it is checked whether the process has exec'd another program.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -27,6 +28,14 @@ const FIRST_RETRY: Duration = Duration::from_millis(5);
 
 /// Of how many threads the domains are kept.
 const MAX_DOMAINS_KEPT: usize = 1 << 16;
+
+/// What a look at the threads that run has found.
+struct LookAtRunning {
+    /// When they were stopped for it, if they were.
+    stopped_at: Option<Duration>,
+    /// Whether one of them worked for the collector; `None` if that is not known.
+    in_collection: Option<bool>,
+}
 
 impl Profiler {
     /// Adds the time `elapsed` before `due` to what the threads do.
@@ -55,14 +64,24 @@ impl Profiler {
                 None => self.forget(tid),
             }
         }
-        if running.is_empty() && seen.is_empty() {
+        // If threads start each other and exit, all that a list of them names may be gone when they are looked at.
+        if running.is_empty() && seen.is_empty() && process.has_exited() {
             return Err(process.exited_or(nix::errno::Errno::ESRCH.into()));
         }
         let mut read_at = monotonic_now();
         let is_sampled_by_kernel = self.clock_samples().is_some();
+        let mut in_collection = None;
         if !elapsed.is_zero() && !is_sampled_by_kernel {
-            let stopped_at = self.look_at_running(&running, &mut seen);
-            read_at = stopped_at.unwrap_or(read_at);
+            let waiting = seen.iter().filter_map(|(key, _)| key.stack.as_deref());
+            let is_collecting = waiting.into_iter().any(|stack| self.is_of_collector(stack));
+            let look = self.look_at_running(&running, &mut seen);
+            read_at = look.stopped_at.unwrap_or(read_at);
+            let found = if is_collecting {
+                Some(true)
+            } else {
+                look.in_collection
+            };
+            in_collection = found.filter(|_| !self.collector.is_empty());
         }
         let is_unknown = |key: &ProfileKey| {
             let stack = key.stack.as_ref();
@@ -76,7 +95,6 @@ impl Profiler {
             // It was only looked at, to know what each thread waits in from now on.
             return Ok(());
         }
-        let in_collection = seen.iter().any(|(key, _)| self.is_of_collector(key));
         // If switches are not recorded, threads that wait for a processor are among those that run.
         let is_running = |key: &ProfileKey| key.activity == Activity::Running;
         let running_count = seen.iter().filter(|(key, _)| is_running(key)).count();
@@ -111,10 +129,9 @@ impl Profiler {
         }
     }
 
-    /// Returns whether a thread works for the collector.
-    pub(super) fn is_of_collector(&self, key: &ProfileKey) -> bool {
-        let frames = key.stack.iter().flat_map(|stack| &stack.frames);
-        let mut addresses = frames.map(|frame| frame.within.0);
+    /// Returns whether a thread with this stack works for the collector.
+    fn is_of_collector(&self, stack: &RawStack) -> bool {
+        let mut addresses = stack.frames.iter().map(|frame| frame.within.0);
         !self.collector.is_empty()
             && addresses.any(|at| self.collector.iter().any(|code| code.contains(&at)))
     }
@@ -223,12 +240,12 @@ impl Profiler {
         Ok(Some((key, None)))
     }
 
-    /// Adds what the threads do that run; returns when they were stopped for that, if they were.
-    pub(super) fn look_at_running(
+    /// Adds what the threads do that run.
+    fn look_at_running(
         &mut self,
         running: &HashSet<i32>,
         seen: &mut Vec<(ProfileKey, Option<Duration>)>,
-    ) -> Option<Duration> {
+    ) -> LookAtRunning {
         let mut stacks = HashMap::new();
         let (mut switches, mut system_calls) = (HashMap::new(), HashMap::new());
         let mut stopped_at = None;
@@ -259,6 +276,12 @@ impl Profiler {
                 recorded.stops.push(stop);
             }
         }
+        let in_collection = if stacks.values().any(|stack| self.is_of_collector(stack)) {
+            Some(true)
+        } else {
+            let are_read = running.iter().all(|tid| stacks.contains_key(tid));
+            are_read.then_some(false)
+        };
         for &tid in running {
             let Some(thread) = self.threads.get_mut(&tid) else {
                 continue;
@@ -280,7 +303,10 @@ impl Profiler {
             };
             seen.push((key, None));
         }
-        stopped_at
+        LookAtRunning {
+            stopped_at,
+            in_collection,
+        }
     }
 
     /// Forgets a thread that has exited; its times stay.

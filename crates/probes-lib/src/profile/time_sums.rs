@@ -29,7 +29,8 @@ pub(super) struct ProfileKey {
     pub(super) tid: i32,
     pub(super) name: Arc<str>,
     pub(super) activity: Activity,
-    pub(super) in_collection: bool,
+    /// See [`ProfiledStack::in_collection`](super::ProfiledStack::in_collection).
+    pub(super) in_collection: Option<bool>,
     /// How often files had been unloaded: see `Profiler::unloads`.
     pub(super) unloads: u32,
     /// Its frames, how it ends, and whether it is guessed; `None` if it is not known.
@@ -43,7 +44,7 @@ impl ProfileKey {
             tid,
             name,
             activity: Activity::Running,
-            in_collection: false,
+            in_collection: None,
             unloads,
             stack: None,
         }
@@ -101,7 +102,7 @@ impl ThreadWait<ProfileKey> {
                 tid: self.tid,
                 name: name(self.tid),
                 activity: Activity::Unseen,
-                in_collection: false,
+                in_collection: None,
                 unloads: 0,
                 stack: None,
             },
@@ -295,7 +296,7 @@ mod tests {
             tid: 7,
             name: name.into(),
             activity: Activity::Running,
-            in_collection: false,
+            in_collection: None,
             unloads: 0,
             stack: None,
         };
@@ -310,7 +311,7 @@ mod tests {
             tid,
             name: "".into(),
             activity: Activity::Running,
-            in_collection: false,
+            in_collection: None,
             unloads,
             stack: None,
         };
@@ -344,7 +345,7 @@ mod tests {
                     tid: 7,
                     name: "".into(),
                     activity: Activity::Running,
-                    in_collection: false,
+                    in_collection: None,
                     unloads: 0,
                     stack,
                 };

@@ -42,6 +42,9 @@ pub(super) fn answer(root: &Command, words: &[OsString]) -> String {
                 None => return FILES.to_owned(),
             }
         }
+        CompletionContext::Operand(arg) if value_name(arg) == "SUBCOMMAND" => {
+            subcommands(root, word)
+        }
         CompletionContext::Operand(arg) => match values(arg, word, &given) {
             Some(values) => values,
             None => return FILES.to_owned(),

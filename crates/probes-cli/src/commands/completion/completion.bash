@@ -1,5 +1,23 @@
 # Completion of ocaml-probes for bash. ocaml-probes says itself what can come next.
 
+# _ocaml_probes_unquote WORD: sets `unquoted` to what the shell makes of a word, and `quote` to the quote that it leaves open.
+_ocaml_probes_unquote() {
+	local rest=$1 char
+	unquoted= quote=
+	while [[ -n $rest ]]; do
+		char=${rest:0:1} rest=${rest:1}
+		if [[ $char == "$quote" ]]; then
+			quote=
+		elif [[ -z $quote && $char == [\'\"] ]]; then
+			quote=$char
+		elif [[ $char == \\ && ( -z $quote || $quote == \" && $rest == [\"\\\$\`]* ) ]]; then
+			unquoted+=${rest:0:1} rest=${rest:1}
+		else
+			unquoted+=$char
+		fi
+	done
+}
+
 _ocaml_probes() {
 	local line=${COMP_LINE:0:COMP_POINT} words=() i word separate
 	# bash makes words of their own of `=` and `:`: what has no space between is one word.
@@ -26,6 +44,15 @@ _ocaml_probes() {
 		[[ -n $current ]] || before+=$line
 		words[${#words[@]} - 1]+=$line
 	fi
+	local unquoted quote
+	for i in "${!words[@]}"; do
+		_ocaml_probes_unquote "${words[i]}"
+		words[i]=$unquoted
+	done
+	# What bash replaces begins after a quote that is open.
+	local open=$quote
+	_ocaml_probes_unquote "$before"
+	before=$unquoted
 	local value meaning values=() meanings=() longest=0
 	while IFS=$'\t' read -r value meaning; do
 		# \ stands for an empty word: read would pass over it.
@@ -36,7 +63,7 @@ _ocaml_probes() {
 		fi
 		value=${value#"$before"}
 		# Also where %q quotes more than it has to, as commas.
-		[[ $value =~ ^[[:alnum:]_./,:=@%+-]+$ ]] || printf -v value %q "$value"
+		[[ -n $open || $value =~ ^[[:alnum:]_./,:=@%+-]+$ ]] || printf -v value %q "$value"
 		values+=("$value")
 		meanings+=("$meaning")
 		((${#value} <= longest)) || longest=${#value}

@@ -1,8 +1,14 @@
 # Completion of ocaml-probes for fish. ocaml-probes says itself what can come next.
 
 function __ocaml_probes_complete
-    set -l words (commandline -opc)
-    set -l current (commandline -ct)
+    set -l words
+    for word in (commandline -opc)
+        # It may be as it was typed, with its quotes.
+        set -a words (string unescape -- $word; or echo $word)
+    end
+    # A quote may still be open.
+    set -l typed (commandline -ct)
+    set -l current (string unescape -- $typed; or string unescape -- $typed\'; or string unescape -- $typed\"; or echo $typed)
     set -l program $words[1]
     set -e words[1]
     for line in ($program completion -answer -- $words $current 2>/dev/null)

@@ -16,6 +16,8 @@ pub(crate) enum Need {
     Start,
     /// To read the maps and files of the process.
     Files,
+    /// The same; without that, the command reads the file of a program (`-prog`).
+    ListedFiles,
     /// To read its memory.
     Memory,
     /// To stop it.
@@ -79,6 +81,16 @@ impl Findings<'_> {
                 self.start_in_spite_of_yama(),
             ],
             Need::Files => vec![self.needed(CheckKind::Proc), self.needed(CheckKind::Files)],
+            Need::ListedFiles => {
+                let files = self.abilities(Need::Files).into_iter();
+                let or_file = |ability| match ability {
+                    Ability::Fails(why) if self.0.pid().is_none() => {
+                        Ability::Limited(format!("with -prog only: {why}"))
+                    }
+                    ability => ability,
+                };
+                files.map(or_file).collect()
+            }
             Need::Memory => vec![self.memory()],
             Need::Stop => vec![self.stop()],
             Need::StopOrWriteLive => vec![match self.stop() {

@@ -72,7 +72,7 @@ fn with_waits(
     let target = Target::open_any(pid).map_err(Failure::of_process(pid));
     let read = target.and_then(|target| recording.read_without_hits(&target, |_, _| Ok(None)));
     let read = match read {
-        Err(Failure::Target(..)) if started.has_exited() => {
+        Err(failure) if started.is_of_exit(&failure) => {
             warn_of_early_exit(&output.messages);
             Ok(StepFailures::default())
         }
