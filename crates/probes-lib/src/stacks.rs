@@ -1,11 +1,12 @@
 //! [`Stacks`]: what all threads of a process do now: their stacks, and what they wait for.
 //!
 //! ```text
-//! thread   /proc/PID/task/TID: system call, stack pointer and program counter of a blocked thread; no stop
-//! wait     system call + arguments → what it waits for
-//! known    stacks that were found before → the same ones again, without unwinding                pure
-//! domain   thread pointer → the domain of OCaml 5 that it belongs to; no stop
-//! name     addresses → functions and source lines
+//! thread       /proc/PID/task/TID: system call, stack pointer and program counter of a blocked thread; no stop
+//! wait         system call + arguments → what it waits for
+//! known        stacks that were found before → the same ones again, without unwinding                pure
+//! trampolines  those that observers have mapped into the process
+//! domain       thread pointer → the domain of OCaml 5 that it belongs to; no stop
+//! name         addresses → functions and source lines
 //! ```
 //!
 //! A blocked thread is read while the process runs. If the kernel's count of its time slices has changed meanwhile, the
@@ -19,6 +20,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 mod thread;
+mod trampolines;
 mod wait;
 
 use std::collections::{HashMap, HashSet};
@@ -183,7 +185,8 @@ impl Stacks {
         let functions = Functions::of_process(pid)?;
         let objects = functions.objects().iter();
         let files = objects.filter_map(|object| Some((object.elf(), object.load_bias()?)));
-        let unwinder = Unwinder::of(files);
+        let mut unwinder = Unwinder::of(files);
+        unwinder.set_trampolines(trampolines::mapped_into(&process, &memory));
         let domains = Domains::of_process(&functions);
         Ok(Stacks {
             process: Arc::new(process),
@@ -393,8 +396,8 @@ impl Stacks {
         }
     }
 
-    /// Reads the files again if the process has loaded more since, at most once each [`RELOAD_INTERVAL`]; returns
-    /// whether they were read.
+    /// Reads the files again if the process has loaded more since, and looks for what observers have mapped, at most once
+    /// each [`RELOAD_INTERVAL`]; returns whether anything is new.
     fn reload(&mut self) -> bool {
         if self.loaded.elapsed() < RELOAD_INTERVAL {
             return false;
@@ -404,8 +407,11 @@ impl Stacks {
     }
 
     fn read_again(&mut self) -> bool {
-        if self.has_executed() || !self.has_loaded_more() {
+        if self.has_executed() {
             return false;
+        }
+        if !self.has_loaded_more() {
+            return self.find_trampolines();
         }
         let Ok(again) = Stacks::of_process(self.process.pid()) else {
             return false;
@@ -660,6 +666,16 @@ impl Stacks {
     pub(crate) fn has_unloaded(&self, again: &Stacks) -> bool {
         let (before, now) = (self.functions.mapped(), again.functions.mapped());
         !before.is_within(now)
+    }
+
+    /// Looks for the trampolines that observers have mapped; returns whether they are others than before.
+    pub(crate) fn find_trampolines(&mut self) -> bool {
+        let mapped = trampolines::mapped_into(&self.process, &self.memory);
+        let are_others = mapped != self.unwinder.trampolines();
+        if are_others {
+            self.unwinder.set_trampolines(mapped);
+        }
+        are_others
     }
 
     /// Returns whether code of a file is mapped that was not when the files were read.

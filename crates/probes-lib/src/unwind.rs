@@ -2,11 +2,12 @@
 //! debugging information.
 //!
 //! ```text
-//! tables  file → the row for an address: where its frame's caller is found             pure
-//! step    row + registers + memory → the registers of the caller                       pure
-//! fibers  OCaml 5: the parent of a fiber while C code has called back into OCaml        pure
-//! guess   a frame that is addressed by a register which nothing on the stack has saved  pure
-//! calls   whether a frame may have called the next inner one, by the code of both       pure
+//! tables       file → the row for an address: where its frame's caller is found             pure
+//! step         row + registers + memory → the registers of the caller                       pure
+//! fibers       OCaml 5: the parent of a fiber while C code has called back into OCaml        pure
+//! trampolines  code of an observer → where in the program a thread in it goes on             pure
+//! guess        a frame that is addressed by a register which nothing on the stack has saved  pure
+//! calls        whether a frame may have called the next inner one, by the code of both       pure
 //! ```
 //!
 //! The tables of OCaml 5 need what most unwinders do not do: expressions that read memory (`caml_c_call`,
@@ -23,6 +24,7 @@ mod step;
 mod tables;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trampolines;
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -34,6 +36,7 @@ use calls::JumpsOut;
 use memory::StackMemory;
 use registers::{FrameRegisters, RBP, RSP};
 use tables::{Cfa, UnwindRow, UnwindTables};
+use trampolines::{AfterTrampoline, MappedTrampolines, Place, Writes};
 
 /// The most frames of a stack that are looked at.
 const MAX_FRAMES: usize = 1 << 16;
@@ -105,6 +108,7 @@ pub(crate) struct RawStack {
 pub(crate) struct Unwinder {
     /// In the order of their addresses.
     objects: Vec<UnwindObject>,
+    trampolines: Vec<MappedTrampolines>,
     rows: HashMap<u64, Option<Arc<UnwindRow>>>,
     /// By the starts of functions.
     jumps_out: HashMap<u64, JumpsOut>,
@@ -132,6 +136,12 @@ enum Next {
     Guessed(RawStack),
 }
 
+/// Returns an address within the current instruction of a frame. Unless its address `is_exact`, it is that of the
+/// instruction after a call.
+fn within(address: u64, is_exact: bool) -> LiveAddr {
+    LiveAddr(address.wrapping_sub(u64::from(!is_exact)))
+}
+
 impl Unwinder {
     /// Reads the unwind tables of the files that are loaded at these places. A file without one is known, and its code
     /// cannot be unwound.
@@ -155,14 +165,34 @@ impl Unwinder {
         objects.sort_by_key(|object| object.start);
         Unwinder {
             objects,
+            trampolines: Vec::new(),
             rows: HashMap::new(),
             jumps_out: HashMap::new(),
         }
     }
 
-    /// Returns where files are known to have code, in the order of their addresses.
+    /// Returns where files and observers are known to have code.
     pub(crate) fn code(&self) -> impl Iterator<Item = Range<u64>> {
-        self.objects.iter().map(|object| object.start..object.end)
+        let of_files = self.objects.iter().map(|object| object.start..object.end);
+        of_files.chain(self.trampolines.iter().map(|it| it.code.clone()))
+    }
+
+    /// Returns the trampolines that it knows.
+    pub(crate) fn trampolines(&self) -> &[MappedTrampolines] {
+        &self.trampolines
+    }
+
+    /// Replaces the trampolines that it knows by those that are mapped now.
+    pub(crate) fn set_trampolines(&mut self, mapped: Vec<MappedTrampolines>) {
+        self.trampolines = mapped;
+        // Those of patched functions are not in their code.
+        self.jumps_out.clear();
+    }
+
+    /// Returns the trampolines that have code there.
+    fn trampolines_at(&self, address: u64) -> Option<&MappedTrampolines> {
+        let mut mapped = self.trampolines.iter();
+        mapped.find(|it| it.code.contains(&address))
     }
 
     /// Returns whether a file is known that has code there.
@@ -241,31 +271,44 @@ impl Unwinder {
         let top = registers.get(RSP).unwrap_or(0);
         let mut switches = fibers::StackSwitches::beginning_at(top);
         while stack.frames.len() < MAX_FRAMES {
-            let address = LiveAddr(registers.ip);
-            let within = if is_exact {
-                address
-            } else {
-                LiveAddr(registers.ip.wrapping_sub(1))
-            };
-            stack.frames.push(RawFrame { address, within });
-            let mut described = within;
-            if is_exact && stack.frames.len() == 1 {
-                let handler = ocaml::handler_of_raised(&registers, memory);
-                if let Some(handler) = handler.filter(|it| self.has_code(LiveAddr(it.ip))) {
-                    registers = handler;
-                    described = LiveAddr(handler.ip);
-                    if !self.is_one_function(within, described) {
+            let (described, writes) = match self.after_trampoline(registers, is_exact, memory) {
+                Some(after) => {
+                    stack.frames.push(RawFrame {
+                        address: after.point,
+                        within: after.point,
+                    });
+                    registers = after.registers;
+                    is_exact = after.place == Place::Instruction;
+                    if after.place == Place::Caller {
                         continue;
                     }
+                    (within(registers.ip, is_exact), after.writes)
                 }
-            }
+                None => {
+                    let within = within(registers.ip, is_exact);
+                    let address = LiveAddr(registers.ip);
+                    stack.frames.push(RawFrame { address, within });
+                    let mut described = within;
+                    if is_exact && stack.frames.len() == 1 {
+                        let handler = ocaml::handler_of_raised(&registers, memory);
+                        if let Some(handler) = handler.filter(|it| self.has_code(LiveAddr(it.ip))) {
+                            registers = handler;
+                            described = LiveAddr(handler.ip);
+                            if !self.is_one_function(within, described) {
+                                continue;
+                            }
+                        }
+                    }
+                    (described, Writes::default())
+                }
+            };
             let next = self.next(
                 &mut registers,
                 described,
                 &mut is_exact,
                 may_guess,
                 &mut switches,
-                memory,
+                &mut writes.over(memory),
             );
             match next {
                 Next::Caller => {}
@@ -282,6 +325,21 @@ impl Unwinder {
             }
         }
         stack
+    }
+
+    /// Returns where a thread goes on if it is in a trampoline; `None` if it is in none, or that is not known. Only a thread
+    /// whose address `is_exact` can be in one: nothing that a trampoline calls returns to it.
+    fn after_trampoline(
+        &self,
+        registers: FrameRegisters,
+        is_exact: bool,
+        memory: &mut impl StackMemory,
+    ) -> Option<AfterTrampoline> {
+        if !is_exact {
+            return None;
+        }
+        let mapped = self.trampolines_at(registers.ip)?;
+        mapped.after(registers, memory)
     }
 
     /// Returns the registers of the caller if the frame is a word longer than its row says.

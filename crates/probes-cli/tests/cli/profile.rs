@@ -356,6 +356,31 @@ fn stacks_of_running_code_are_complete() {
     check_complete(pid);
 }
 
+// promise: Profiles: The time that threads spend in the trampolines of another tool is that of the observed functions, with their
+//    callers: nearly all stacks are complete while functions are timed, counted, or their stacks are copied (3 tools)
+#[test]
+fn stacks_lead_through_trampolines() {
+    let mut target = Talker::start(&program("calls"));
+    let pid = target.pid();
+    target.send("run 1 10000000000");
+    for line in [
+        "latency -fn Calls.*",
+        "count -fn Calls.*",
+        "count -fn Calls.* -by stack",
+    ] {
+        let tool = crate::observers::watched(line, pid);
+        check_complete(pid);
+        for flags in ["", " -live"] {
+            let profile = run(&format!("profile -json -on-cpu -for 1s -pid {pid}{flags}")).json();
+            let work = sampled_function(&profile, "Calls.work");
+            let share = work.map_or(0.0, |it| it.1) / running(&profile).0;
+            assert!(share > 0.8, "{line}{flags}: {share} of {profile}");
+        }
+        kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
+        crate::observers::rest(tool);
+    }
+}
+
 #[test]
 fn idle_threads_of_the_runtime_are_left_out() {
     let mut target = Talker::start(&program("stacks"));

@@ -375,7 +375,7 @@ impl Profiler {
         Err(Error::of_process(pid, ProcessError::Executed))
     }
 
-    /// Reads the files of the process again if it has loaded some since.
+    /// Reads the files of the process again if it has loaded some since, and looks for what observers have mapped.
     pub(super) fn reload(&mut self, now: Instant) -> Result<()> {
         if now.saturating_duration_since(self.reloaded_at) < RELOAD_INTERVAL {
             return Ok(());
@@ -383,6 +383,7 @@ impl Profiler {
         self.reloaded_at = now;
         self.refuse_executed()?;
         if !self.stacks.has_loaded_more() {
+            self.stacks.find_trampolines();
             return Ok(());
         }
         let again = Stacks::of_process(self.stacks.pid())?;

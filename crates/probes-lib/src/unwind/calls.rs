@@ -51,6 +51,11 @@ impl Unwinder {
         callee: RawFrame,
         memory: &mut impl StackMemory,
     ) -> bool {
+        let mut trampolines = self.trampolines().iter();
+        if trampolines.any(|it| it.may_return_to(caller.address)) {
+            // A patch has overwritten the call.
+            return true;
+        }
         match guess::direct_call_before(caller.address.0, memory) {
             Some(target) => {
                 let mut left = MAX_TARGETS;
@@ -75,7 +80,8 @@ impl Unwinder {
         }
         *left -= 1;
         let Some(function) = self.function_at(target) else {
-            return false;
+            // A patch leads to a trampoline; what it has overwritten may lead anywhere.
+            return self.trampolines_at(target).is_some();
         };
         if function.contains(&within.0) {
             return true;

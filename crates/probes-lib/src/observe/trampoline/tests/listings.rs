@@ -27,6 +27,7 @@ use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::Code;
 use crate::patch_plan::site::PatchSite;
 use crate::select::function::FunctionSelector;
+use crate::unwind::trampolines::tests::never_left;
 
 const FIBERS: FiberFields = FiberFields {
     current_stack: 0x28,
@@ -138,9 +139,11 @@ fn reported_float() -> WatchRole {
     }
 }
 
-/// Returns the listing of code: instructions without their addresses.
+/// Returns the listing of code: instructions without their addresses. From each of them,
+/// a way out is found.
 fn listed(code: &[u8], at: LiveAddr) -> Vec<String> {
     let instructions = instructions(code, at);
+    assert_eq!(never_left(code, at, &instructions), [""; 0]);
     let end = at.0 + code.len() as u64;
     let line = |(index, (_, text)): (usize, &(u64, String))| {
         if let Some((before, address)) = text.split_once(" # ") {
