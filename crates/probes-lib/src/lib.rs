@@ -155,8 +155,8 @@ pub use observe::{
     AvailableObservation, BadLinear, CallFrame, CallerLatency, CleanReport, CopiedStack, Counts,
     DiscardedPatches, Event, EventBatch, EventKind, Events, ForkedChildren, FunctionHits,
     FunctionLatency, Key, KeyedCount, KeyedCounts, KeyedHistogram, KeyedHistograms, KeyedTime,
-    KeyedTimes, Latency, Linear, Observation, PairKey, Quantile, RefusedFunction, SiteHits,
-    SlowPair, Times, Value, ValueBucket, ValueHistogram, ValueRecorder,
+    KeyedTimes, Latency, Linear, ObservableFunctions, Observation, PairKey, Quantile,
+    RefusedFunction, SiteHits, SlowPair, Times, Value, ValueBucket, ValueHistogram, ValueRecorder,
 };
 pub use observer::{ObservationReport, Observer};
 

@@ -30,6 +30,7 @@ mod value_pages;
 
 pub use self::buckets::{BadLinear, Linear};
 pub use self::functions::RefusedFunction;
+pub use self::functions::observable::ObservableFunctions;
 pub use self::install::remove::CleanReport;
 pub use self::observation::Observation;
 pub use self::plan::available::AvailableObservation;

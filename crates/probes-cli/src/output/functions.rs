@@ -108,7 +108,7 @@ impl<'f> FunctionListing<'f> {
         pid: Option<i32>,
         form: PathForm,
     ) -> FunctionListing<'f> {
-        let selected = Selected::of(selected);
+        let selected = Selected::of(functions, selected);
         FunctionListing {
             version: VERSION,
             pid,
@@ -199,12 +199,12 @@ impl<'f> FunctionListing<'f> {
 }
 
 impl<'f> Selected<'f> {
-    fn of(functions: &'f [SelectedFunction<'f>]) -> Selected<'f> {
+    fn of(all: &Functions, functions: &'f [SelectedFunction<'f>]) -> Selected<'f> {
         let mut sources = HashMap::new();
         let (mut observable, mut unknown) = (Vec::with_capacity(functions.len()), Vec::new());
         let of_objects = functions.chunk_by(|one, other| std::ptr::eq(one.object, other.object));
         for functions in of_objects {
-            match Observable::of(functions) {
+            match Observable::of(all, functions) {
                 Ok(of_object) => observable.extend(of_object),
                 Err(why) => {
                     observable.extend(functions.iter().map(|_| Observable::Unknown));

@@ -5,6 +5,7 @@ mod arities;
 pub(crate) mod fibers;
 mod find;
 mod leaning;
+pub(crate) mod observable;
 mod patches;
 mod usdt_arguments;
 mod wanted;

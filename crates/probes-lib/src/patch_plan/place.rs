@@ -295,17 +295,15 @@ impl Swept {
                 let jump = self.punned(start, own).filter(|_| own >= MIN_PUNNED)?;
                 Some(site(fewer, jump))
             }));
+            // Where no call may be displaced, a jump that displaces only what is before it.
+            if let Some(before) = call {
+                let end = instructions[before].ip();
+                candidates.extend(self.short(&instructions[..before], end, &site));
+            }
         } else if count > 0 {
             let own = len + padding_len;
             candidates.extend(self.punned(start, own).map(|jump| site(count, jump)));
-            let ends = instructions
-                .iter()
-                .take(count)
-                .map(|it| it.next_ip() - start);
-            if let Some(least) = ends.into_iter().position(|end| end >= SHORT_LEN) {
-                let islands = self.islands(start, start + own);
-                candidates.extend(islands.map(|island| site(least + 1, Jump::Short { island })));
-            }
+            candidates.extend(self.short(&instructions[..count], start + own, &site));
         }
         candidates.retain(|candidate| self.code.may_have_room(&candidate.window()));
         if candidates.is_empty() {
@@ -390,6 +388,26 @@ impl Swept {
             chosen: chosen as u8,
             displacement: i32::from_le_bytes(operand),
         })
+    }
+
+    /// Returns the sites of short jumps at the first of these instructions, which may be displaced; `site` makes one,
+    /// given how many are. No island is in the patched place, which ends at `end`.
+    fn short(
+        &self,
+        instructions: &[Instruction],
+        end: u64,
+        site: impl Fn(usize, Jump) -> PatchSite,
+    ) -> Vec<PatchSite> {
+        let Some(start) = instructions.first().map(Instruction::ip) else {
+            return Vec::new();
+        };
+        let is_enough = |it: &Instruction| it.next_ip() - start >= SHORT_LEN;
+        let Some(least) = instructions.iter().position(is_enough) else {
+            return Vec::new();
+        };
+        let islands = self.islands(start, end);
+        let short = islands.map(|island| site(least + 1, Jump::Short { island }));
+        short.collect()
     }
 
     /// Returns the places for islands that a short jump at `start` reaches, except in the patched place, which ends at

@@ -137,16 +137,26 @@ fn call_after_the_entry_stays() {
     );
     assert!(!candidates[0].moves_call() && candidates[1].moves_call());
     // At fixed addresses there is nothing 384 MiB below.
-    let mut code = Code::default();
-    code.add(FileAddr(AT), bytes.to_vec(), true);
-    code.set_fixed();
-    let range = CodeRange {
-        start: FileAddr(AT),
-        len: bytes.len() as u64,
+    let at_fixed = |bytes: &[u8]| {
+        let mut code = Code::default();
+        code.add(FileAddr(AT), bytes.to_vec(), true);
+        code.set_fixed();
+        let range = CodeRange {
+            start: FileAddr(AT),
+            len: 14,
+        };
+        let plan = PatchPlanner::new(code, &[range], &[], []).function(range);
+        plan.entry.unwrap()
     };
-    let plan = PatchPlanner::new(code, &[range], &[], []).function(range);
-    let candidates = plan.entry.unwrap();
+    let candidates = at_fixed(bytes);
     assert!(candidates.len() == 1 && candidates[0].jump() == Jump::Near { padding: 0 });
+    // With padding nearby, a short jump does not displace the call either.
+    let candidates = at_fixed(&[bytes, NOPS].concat());
+    let island = FileAddr(AT + 14);
+    assert!(candidates[0].jump() == Jump::Near { padding: 0 } && candidates[0].moves_call());
+    assert_eq!(candidates[1].jump(), Jump::Short { island });
+    assert_eq!(candidates[1].displaced(), b"\x48\x83\xec\x08");
+    assert!(!candidates[1].moves_call());
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use probes_lib::{
-    CodeRange, FileAddr, Functions, Jump, Linking, PatchPlanner, PatchSite, ProbeTable, Refusal,
-    SITE_LEN,
+    CodeRange, FileAddr, Functions, Jump, Linking, ObservableFunctions, PatchPlanner, PatchSite,
+    ProbeTable, Refusal, SITE_LEN, SelectedFunction,
 };
 use test_support::program_forms;
 
@@ -75,18 +75,28 @@ struct Coverage {
 }
 
 impl Coverage {
-    fn of<'f>(object: &Object, functions: impl Iterator<Item = &'f Function>) -> Coverage {
+    /// That of the functions whose symbols are `meant`: what an observation would say of each.
+    fn of(all: &Functions, meant: impl Fn(&str) -> bool) -> Coverage {
+        let object = &all.objects()[0];
+        let planner = object.patch_planner().unwrap();
+        let observable = ObservableFunctions::of(all, object).unwrap();
         let mut coverage = Coverage::default();
-        for function in functions {
+        let is_meant = |it: &SelectedFunction<'_>| {
+            let name = it.name();
+            meant(name.as_ref().map_or("", |name| &*name.symbol))
+        };
+        for function in all.select(&[]).unwrap().into_iter().filter(is_meant) {
             coverage.functions += 1;
-            let plan = object.planner.function(function.range);
-            match &plan.entry {
-                Ok(candidates) => *coverage.kind(&candidates[0]) += 1,
-                Err(refusal) => coverage.refuse("entry", refusal),
+            match observable.can_count(&function) {
+                Ok(()) => {
+                    let candidates = planner.function(function.function.range()).entry;
+                    *coverage.kind(&candidates.unwrap()[0]) += 1;
+                }
+                Err(refusal) => coverage.refuse("entry", &refusal),
             }
-            match &plan.exits {
-                Ok(_) => coverage.timed += 1,
-                Err(refusal) => coverage.refuse("exits", refusal),
+            match observable.can_time(&function) {
+                Ok(()) => coverage.timed += 1,
+                Err(refusal) => coverage.refuse("exits", &refusal),
             }
         }
         coverage
@@ -126,8 +136,8 @@ impl Coverage {
     }
 }
 
-fn is_ocaml(function: &&Function) -> bool {
-    let name = function.symbol.strip_prefix("caml");
+fn is_ocaml(symbol: &str) -> bool {
+    let name = symbol.strip_prefix("caml");
     name.is_some_and(|name| name.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
@@ -136,13 +146,12 @@ fn nearly_all_functions_can_be_patched() {
     let [service, at_fixed_addresses] = program_forms("service");
     // At fixed addresses, nothing is below the program: a few returns cannot be reached.
     for (file, timed) in [(service, 995), (at_fixed_addresses, 985), (ocamlopt(), 995)] {
-        let object = Object::read(&file);
-        let (ocaml, others): (Vec<_>, _) = object.functions.iter().partition(is_ocaml);
-        assert!(ocaml.len() > 1000 && others.len() > 500);
+        let all = Functions::of_file(&file).unwrap();
         let what = |language: &str| format!("{} {language}", file.display());
-        let ocaml = Coverage::of(&object, ocaml.into_iter());
+        let ocaml = Coverage::of(&all, is_ocaml);
+        let others = Coverage::of(&all, |symbol| !is_ocaml(symbol));
+        assert!(ocaml.functions > 1000 && others.functions > 500);
         ocaml.assert(&what("OCaml"), 999, timed);
-        let others = Coverage::of(&object, others.into_iter());
         // Debian's compiler has no symbols of static functions.
         others.assert(&what("C"), 995, 950);
     }
@@ -150,10 +159,9 @@ fn nearly_all_functions_can_be_patched() {
 
 #[test]
 fn nearly_all_entries_of_libc_can_be_patched() {
-    let libc = libc();
-    let object = Object::read(&libc);
-    assert!(object.functions.len() > 1000);
-    let coverage = Coverage::of(&object, object.functions.iter());
+    let all = Functions::of_file(libc()).unwrap();
+    let coverage = Coverage::of(&all, |_| true);
+    assert!(coverage.functions > 1000);
     coverage.assert("libc", 995, 950);
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use probes_lib::{Error, PatchPlanner, Refusal, SelectedFunction};
+use probes_lib::{Error, Functions, ObservableFunctions, Refusal, SelectedFunction};
 use serde::Serialize;
 
 /// Whether a function can be counted, which patches its entry, and timed, which patches its exits, too.
@@ -23,21 +23,30 @@ pub(super) struct RefusalView {
 }
 
 impl Observable {
-    /// Returns for each of these functions, all of one object, whether it can be counted and timed.
-    pub(super) fn of(functions: &[SelectedFunction<'_>]) -> Result<Vec<Observable>, Error> {
-        let Some(first) = functions.first() else {
+    /// Returns for each of the `selected` ones of `functions`, all of one object, whether it can be counted and timed.
+    pub(super) fn of(
+        functions: &Functions,
+        selected: &[SelectedFunction<'_>],
+    ) -> Result<Vec<Observable>, Error> {
+        let Some(first) = selected.first() else {
             return Ok(Vec::new());
         };
-        let planner = first.object.patch_planner()?;
-        let of_function = |it: &SelectedFunction<'_>| Observable::of_function(&planner, it);
-        Ok(functions.iter().map(of_function).collect())
+        let observable = ObservableFunctions::of(functions, first.object)?;
+        let of_function = |it| Observable::of_function(&observable, it);
+        Ok(selected.iter().map(of_function).collect())
     }
 
-    fn of_function(planner: &PatchPlanner, selected: &SelectedFunction<'_>) -> Observable {
-        let plan = planner.function(selected.function.range());
-        match (plan.can_count(), plan.can_time()) {
-            (Err(refusal), _) => Observable::Refused(refusal.clone()),
-            (_, Err(refusal)) => Observable::Counted(refusal.clone()),
+    fn of_function(
+        observable: &ObservableFunctions<'_>,
+        selected: &SelectedFunction<'_>,
+    ) -> Observable {
+        let (counted, timed) = (
+            observable.can_count(selected),
+            observable.can_time(selected),
+        );
+        match (counted, timed) {
+            (Err(refusal), _) => Observable::Refused(refusal),
+            (_, Err(refusal)) => Observable::Counted(refusal),
             (Ok(()), Ok(())) => Observable::Timed,
         }
     }

@@ -128,11 +128,7 @@ impl ObservedFunctions {
         let Some(bias) = object.load_bias() else {
             return Ok(());
         };
-        let has_ocaml = LazyCell::new(|| {
-            let mut functions = object.table().functions();
-            let is_ocaml = |name: FunctionName<'_>| name.language == Some(Language::Ocaml);
-            functions.any(|it| it.first_call().is_some() || it.names().any(is_ocaml))
-        });
+        let has_ocaml = LazyCell::new(|| has_ocaml(object));
         let known = |place| KnownPlace::of(place, bias, wanted(place), || *has_ocaml);
         let known: Vec<KnownPlace<'_>> = places.iter().map(known).collect();
         let exit_planner = known.iter().any(KnownPlace::needs_exits);
@@ -146,13 +142,7 @@ impl ObservedFunctions {
         };
         let path: Arc<Path> = object.table().path().into();
         for place in known {
-            let patching = Patching {
-                planner: &planner,
-                exit_planner: exit_planner.as_ref(),
-                bias,
-                stacks,
-                keeps_faults: place.may_be_ocaml && stacks == ProcessStacks::OfThreads,
-            };
+            let patching = Patching::of(&place, &planner, exit_planner.as_ref(), bias, stacks);
             self.add_place(place, &path, &patching)?;
         }
         Ok(())
@@ -217,6 +207,13 @@ impl ObservedFunctions {
         });
         Ok(())
     }
+}
+
+/// Returns whether a file has functions that are known to be OCaml's.
+pub(super) fn has_ocaml(object: &FunctionObject) -> bool {
+    let mut functions = object.table().functions();
+    let is_ocaml = |name: FunctionName<'_>| name.language == Some(Language::Ocaml);
+    functions.any(|it| it.first_call().is_some() || it.names().any(is_ocaml))
 }
 
 /// Returns whether a file has neither functions nor notes of USDT probes, as one that has only data.

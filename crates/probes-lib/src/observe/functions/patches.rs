@@ -127,17 +127,34 @@ impl FunctionPatches {
 
 /// What is needed to plan the patches of a function.
 pub(super) struct Patching<'p> {
-    pub(super) planner: &'p EntryPlanner<'p>,
+    planner: &'p EntryPlanner<'p>,
     /// If the exits of any function of the object are patched.
-    pub(super) exit_planner: Option<&'p PatchPlanner>,
+    exit_planner: Option<&'p PatchPlanner>,
     pub(super) bias: LoadBias,
-    pub(super) stacks: ProcessStacks,
+    stacks: ProcessStacks,
     /// Whether it may be code of OCaml 4, which raises `Stack_overflow` for a fault at the end of the stack only if the
     /// fault is in OCaml code: then instructions that write to the stack are not displaced.
-    pub(super) keeps_faults: bool,
+    keeps_faults: bool,
 }
 
-impl Patching<'_> {
+impl<'p> Patching<'p> {
+    /// What is needed for this place of an object.
+    pub(super) fn of(
+        known: &KnownPlace<'_>,
+        planner: &'p EntryPlanner<'p>,
+        exit_planner: Option<&'p PatchPlanner>,
+        bias: LoadBias,
+        stacks: ProcessStacks,
+    ) -> Patching<'p> {
+        Patching {
+            planner,
+            exit_planner,
+            bias,
+            stacks,
+            keeps_faults: known.may_be_ocaml && stacks == ProcessStacks::OfThreads,
+        }
+    }
+
     /// Plans the patches of a place. `asked` is what is asked of its hits, `None` if that is an argument that it does
     /// not have; `paired` is what is recorded there if it is an end of pairs.
     pub(super) fn of_place(
