@@ -57,6 +57,8 @@ mod follow; // -follow: fork and exec
 mod follow_forked; // -follow of the commands that observe
 #[path = "cli/follow_loads.rs"]
 mod follow_loads; // -follow: dlopen
+#[path = "cli/foreign_breakpoints.rs"]
+mod foreign_breakpoints; // functions with breakpoints of other tools
 #[path = "cli/forked.rs"]
 mod forked; // hits of forked processes that are missing
 #[path = "cli/functions.rs"]

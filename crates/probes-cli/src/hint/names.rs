@@ -167,7 +167,7 @@ fn unmatched(glob: &str, operand: &CommandTarget) -> String {
 
 /// The hint about functions of which none can be observed.
 fn refused_everywhere(refused: &[(String, Refusal)], is_usdt: bool, list: &str) -> String {
-    let is_breakpoint = |(_, why): &(String, Refusal)| *why == Refusal::Breakpoint;
+    let is_breakpoint = |(_, why): &(String, Refusal)| matches!(why, Refusal::Breakpoint { .. });
     if refused.iter().all(is_breakpoint) {
         "remove the breakpoint or uprobe".to_owned()
     } else if let [(_, Refusal::NoInstruction { .. }), ..] = refused {

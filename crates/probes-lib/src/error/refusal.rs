@@ -1,5 +1,7 @@
 //! [`Refusal`]: why a place in code cannot be patched.
 
+use crate::address::LiveAddr;
+
 /// Why a place cannot be patched; displayed as the end of a sentence that begins with its name.
 ///
 /// Offsets are in bytes from the start of the function.
@@ -125,8 +127,11 @@ pub enum Refusal {
     #[error("is called by this tool to switch runtime events on")]
     SwitchesEvents,
     /// Another tool has set a breakpoint there: a debugger, or uprobes of perf or bpftrace.
-    #[error("has a breakpoint of another tool, such as gdb or bpftrace, in its first instructions")]
-    Breakpoint,
+    #[error("has a breakpoint of another tool, such as gdb or bpftrace, at {at}")]
+    Breakpoint {
+        /// Where in the process.
+        at: LiveAddr,
+    },
     /// The mapping of its code is shared (`MAP_SHARED`): a patch would change the file, and the kernel refuses it.
     #[error("is in code that is mapped shared, and cannot be changed for this process alone")]
     SharedCode,

@@ -205,6 +205,23 @@ impl ObservedFunctions {
         self.try_next(failed);
     }
 
+    /// Refuses functions with changed code, given by ascending index, as [`ObservedFunctions::changed`] returns them. If
+    /// results or exits were to be recorded, and only the code there has a breakpoint, the function is watched without
+    /// them.
+    pub(crate) fn refuse_changed(&mut self, changed: &[(usize, Refusal)]) {
+        for (index, why) in changed {
+            let function = &mut self.functions[*index];
+            let (bias, records_ends) = (function.bias, function.records_ends());
+            function.others.retain(|other| match why {
+                Refusal::Breakpoint { at } => {
+                    records_ends && other.exits.is_none() && !other.uses_at_entry(*at, bias)
+                }
+                _ => false,
+            });
+        }
+        self.try_next(changed);
+    }
+
     /// Replaces the patches of each of these functions, given by ascending index, by the next best ones, because they
     /// are not possible here; refuses the functions that have no others.
     pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {
@@ -357,12 +374,11 @@ impl ObservedFunctions {
                 let found = &found[(at.0 - run.start) as usize..][..code.len()];
                 if found != *code {
                     let mut both = found.iter().zip(*code);
-                    let is_breakpoint = both.any(|(&found, &own)| found == INT3 && own != INT3);
-                    let why = if is_breakpoint {
-                        Refusal::Breakpoint
-                    } else {
-                        Refusal::ChangedCode
-                    };
+                    let breakpoint = both.position(|(&found, &own)| found == INT3 && own != INT3);
+                    let why = breakpoint.map_or(Refusal::ChangedCode, |offset| {
+                        let at = at.plus(offset as u64);
+                        Refusal::Breakpoint { at }
+                    });
                     changed.push((*index, why));
                 }
             }
@@ -441,6 +457,12 @@ impl ObservedFunction {
         self.watching.as_ref()
     }
 
+    /// Whether results or exits of its calls are recorded.
+    fn records_ends(&self) -> bool {
+        let watched = self.watching.as_ref().map(|it| &it.function);
+        watched.is_some_and(|it| it.has_results || it.exits_on.is_some())
+    }
+
     /// Returns what is recorded of its slow calls, if they are reported.
     pub(crate) fn reported(&self) -> Option<&Watching> {
         self.timing.as_ref()?.reported.as_ref()
@@ -473,17 +495,6 @@ impl ObservedFunction {
 
     /// The code that its patches overwrite, displace, or rely on.
     fn expected(&self) -> impl Iterator<Item = (LiveAddr, &[u8])> {
-        self.patches().flat_map(|patch| {
-            let island = patch.island.as_ref();
-            let island = island.map(|island| (island.at, &island.before[..]));
-            // Padding after the displaced instructions may be overwritten, too.
-            [
-                (patch.site.address(), patch.site.displaced()),
-                (patch.site.jump_address(), &patch.code[..]),
-            ]
-            .map(|(at, code)| (self.bias.live(at), code))
-            .into_iter()
-            .chain(island)
-        })
+        self.patches().flat_map(|patch| patch.expected(self.bias))
     }
 }

@@ -312,6 +312,12 @@ impl ObservationPlan {
         self.renew_function_points();
     }
 
+    /// Refuses functions with changed code; see [`ObservedFunctions::refuse_changed`].
+    pub(crate) fn refuse_changed(&mut self, changed: &[(usize, Refusal)]) {
+        Arc::make_mut(&mut self.functions).refuse_changed(changed);
+        self.renew_function_points();
+    }
+
     /// Plans another patch for each of these functions, given by ascending index, because the present one is not
     /// possible; refuses those that have no other.
     pub(crate) fn try_next(&mut self, failed: &[(usize, Refusal)]) {

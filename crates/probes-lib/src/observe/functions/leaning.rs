@@ -228,10 +228,11 @@ mod tests {
         all.lean();
         assert_eq!(all.left_out(&memory).unwrap(), []);
         let third = all.functions[3].wanted.address;
-        memory.write(third.plus(1), &[0xcc]).unwrap();
+        let at = third.plus(1);
+        memory.write(at, &[0xcc]).unwrap();
         let left_out = all.left_out(&memory).unwrap();
         // The first ones lean on the next each.
-        let expected = (0..4).map(|index| (index, Refusal::Breakpoint));
+        let expected = (0..4).map(|index| (index, Refusal::Breakpoint { at }));
         assert_eq!(left_out, expected.collect::<Vec<_>>());
     }
 }

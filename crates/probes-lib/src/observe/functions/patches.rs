@@ -5,7 +5,7 @@ use std::path::Path;
 
 use iced_x86::{Decoder, DecoderOptions, InstructionInfoFactory, OpAccess, Register};
 
-use crate::address::{CodeRange, FileAddr, LoadBias};
+use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::error::Refusal;
 use crate::functions::FunctionPlace;
 use crate::observe::functions::Timing;
@@ -48,6 +48,20 @@ impl Candidate {
 
     pub(super) fn is_prefixed(&self) -> bool {
         self.site.jump() == Jump::Prefixed
+    }
+
+    /// The code that it overwrites, displaces, or relies on, in an object with this load bias.
+    pub(super) fn expected(&self, bias: LoadBias) -> impl Iterator<Item = (LiveAddr, &[u8])> {
+        let island = self.island.as_ref();
+        let island = island.map(|island| (island.at, &island.before[..]));
+        // Padding after the displaced instructions may be overwritten, too.
+        [
+            (self.site.address(), self.site.displaced()),
+            (self.site.jump_address(), &self.code[..]),
+        ]
+        .map(|(at, code)| (bias.live(at), code))
+        .into_iter()
+        .chain(island)
     }
 
     /// Whether its jump ends with the bytes of what follows it.
@@ -102,6 +116,12 @@ pub(super) struct FunctionPatches {
 impl OtherPatches {
     fn without_exits(entry: Candidate) -> OtherPatches {
         OtherPatches { entry, exits: None }
+    }
+
+    /// Whether the patch of the entry overwrites, displaces, or relies on the byte at this address.
+    pub(super) fn uses_at_entry(&self, address: LiveAddr, bias: LoadBias) -> bool {
+        let mut expected = self.entry.expected(bias);
+        expected.any(|(at, code)| (at..at.plus(code.len() as u64)).contains(&address))
     }
 }
 

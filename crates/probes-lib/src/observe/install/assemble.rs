@@ -33,7 +33,10 @@ pub(super) fn place_all(
         plan.refuse(&unmapped);
         let changed = plan.functions.changed(memory);
         let changed = changed.map_err(exited_of_read(pid))?;
-        plan.refuse(&changed);
+        if !changed.is_empty() {
+            plan.refuse_changed(&changed);
+            continue;
+        }
         plan.lean();
         let overlapping = plan.functions.overlapping();
         if !overlapping.is_empty() {
