@@ -37,6 +37,7 @@ use crate::observe::read::values::ValueHistogram;
 use crate::process::Process;
 use crate::process::memory::ProcessMemory;
 use crate::runtime_events::RuntimeEvents;
+use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::target::Target;
 use crate::update::code_digest::CodeDigest;
 use crate::update::lock::UpdateLock;
@@ -306,6 +307,19 @@ impl Observer {
         let functions = self.active.plan.functions.functions.iter();
         let watched = functions.filter_map(|function| function.watching().or(function.reported()));
         watched.filter(|it| !it.is_number_known()).count()
+    }
+
+    /// Whether calls for [`CollectorWork::StopTheWorld`](crate::CollectorWork) are among those that are observed: most of
+    /// them may be no stop-the-world sections. The function is also called, and returns 0 at once, while another domain
+    /// leads a section. Calls that return 1 are sections; if the observation asks for results, this is false.
+    pub fn has_failed_sections(&self) -> bool {
+        let stop_the_world = |it: &FunctionSelector| {
+            matches!(it, FunctionSelector::Collector(CollectorWork::StopTheWorld))
+        };
+        let functions = &self.active.plan.functions;
+        // If results are asked for, failed attempts are told by them.
+        let all_calls = functions.functions.iter().any(|it| !it.evaluates_at_exits);
+        all_calls && functions.selectors.iter().any(stop_the_world)
     }
 
     /// Reads the hits, since the last call, of the probes and functions that are watched. Does not stop the

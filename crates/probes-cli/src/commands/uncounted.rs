@@ -36,6 +36,7 @@ fn warn_except(
     counted: &str,
     named: &[UnreadableObject],
 ) {
+    warn_of_failed_sections(messages, observer);
     // If the process has exited meanwhile, that is reported later.
     let Ok(counts) = observer.counts() else {
         return;
@@ -68,6 +69,19 @@ fn warn_except(
         );
         messages.warning(WarningKind::Uncounted, &warning, &hint);
     }
+}
+
+/// Warns that figures of `-gc stw` are not those of stop-the-world sections alone.
+fn warn_of_failed_sections(messages: &Messages, observer: &Observer) {
+    if !observer.has_failed_sections() {
+        return;
+    }
+    messages.warning(
+        WarningKind::FailedSections,
+        "-gc stw observes all calls of caml_try_run_on_all_domains_with_spin_work, and most may be no stop-the-world sections: \
+         while another domain leads one, the function returns 0 at once",
+        "`gc` reports the sections by runtime events; `count -gc stw -where 'retval == 1'` counts them",
+    );
 }
 
 /// Warns of functions whose results are not shown although they were asked for.

@@ -64,6 +64,8 @@ pub(crate) enum WarningKind {
     /// Functions, or sites of USDT probes, that were selected cannot be counted or timed, or results cannot be
     /// recorded.
     Uncounted,
+    /// Not all calls that are observed for `-gc stw` are stop-the-world sections.
+    FailedSections,
     /// Calls of functions that are timed were not recorded: their figures are those of the others.
     LostCalls,
     /// Times of pairs were not measured, because their starts found no room: the figures are those of the others.

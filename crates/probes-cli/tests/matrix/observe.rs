@@ -223,6 +223,7 @@ fn work_of_the_collector_is_timed() {
         .into_iter()
         .fold(Observation::new(), Observation::time_functions);
     let mut observer = target.observe(&observation, options()).unwrap();
+    assert!(observer.has_failed_sections());
     eventually("all kinds of work were timed", || {
         let timed = observer.function_latencies().unwrap();
         assert_eq!(timed.len(), 4);
