@@ -82,6 +82,20 @@ let[@inline never] in_signal n =
     sink := List.length (Sys.opaque_identity (List.init 3 Fun.id))
   done
 
+(* Waits in a signal handler that an allocation within `try` has called; until the input ends. *)
+let[@inline never] in_allocation n =
+  try
+    while Sys.opaque_identity n > 0 do
+      sink := snd (Sys.opaque_identity (n, n))
+    done
+  with Exit -> sink := n
+
+let[@inline never] allocate n =
+  Sys.set_signal Sys.sigalrm (Sys.Signal_handle (fun _ -> sink := deep 2 wait));
+  ignore (Unix.setitimer Unix.ITIMER_REAL { Unix.it_interval = 0.; it_value = 0.01 });
+  in_allocation n;
+  !sink
+
 let () =
   Rounds.ready ();
   Rounds.commands (function
@@ -97,6 +111,9 @@ let () =
       print_endline "pauses";
       Gc.minor ();
       print_endline "paused"
+    | "allocate" ->
+      print_endline "allocates";
+      sink := deep 2 allocate
     | "collect" ->
       print_endline "collects";
       while true do

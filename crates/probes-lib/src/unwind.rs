@@ -34,6 +34,7 @@ use crate::address::{FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use calls::JumpsOut;
 use memory::StackMemory;
+use ocaml::CodeAround;
 use registers::{FrameRegisters, RBP, RSP};
 use tables::{Cfa, UnwindRow, UnwindTables};
 use trampolines::{AfterTrampoline, MappedTrampolines, Place, Writes};
@@ -127,6 +128,20 @@ impl UnwindObject {
         let live = |address| self.bias.live(FileAddr(address)).0;
         live(code.start)..live(code.end)
     }
+
+    fn row(&self, within: LiveAddr) -> Option<UnwindRow> {
+        self.tables.row(self.bias.file(within))
+    }
+
+    /// Returns the row of the code that a stub of OCaml returns to, if its `own` row lacks trap frames.
+    fn row_after_stub(&self, own: &UnwindRow, code: &CodeAround) -> Option<UnwindRow> {
+        let jump = code.jump_back(&self.live(&own.function))?;
+        let target = self.row(LiveAddr(jump.target))?;
+        // Otherwise the call does not return, and the jump is other code.
+        let is_one = ocaml::trap_frames_between(own, &self.row(LiveAddr(jump.at))?) == Some(0);
+        let lacking = ocaml::trap_frames_between(own, &target)?;
+        (is_one && lacking != 0).then_some(target)
+    }
 }
 
 /// What unwinding from one frame leads to.
@@ -207,13 +222,24 @@ impl Unwinder {
     }
 
     /// Returns the row for an address; an error if there is none.
-    fn row(&mut self, within: LiveAddr) -> Result<Arc<UnwindRow>, StackEnd> {
+    fn row(
+        &mut self,
+        within: LiveAddr,
+        memory: &mut impl StackMemory,
+    ) -> Result<Arc<UnwindRow>, StackEnd> {
         if let Some(row) = self.rows.get(&within.0) {
             return row.clone().ok_or(StackEnd::NoUnwindInfo(within));
         }
         let object = self.object(within.0);
         let object = object.ok_or(StackEnd::UnknownCode(within))?;
-        let row = object.tables.row(object.bias.file(within));
+        let mut row = object.row(within);
+        if let Some(own) = row.take_if(|row| row.is_as_in_ocaml()) {
+            let Some(code) = CodeAround::read(within.0, memory) else {
+                // It is not kept, as the code may be readable another time.
+                return Ok(Arc::new(own));
+            };
+            row = object.row_after_stub(&own, &code).or(Some(own));
+        }
         let row = row.map(Arc::new);
         if self.rows.len() >= MAX_KEPT_ROWS {
             self.rows.clear();
@@ -223,8 +249,8 @@ impl Unwinder {
     }
 
     /// Returns the function that has code at an address.
-    fn function_at(&mut self, address: u64) -> Option<Range<u64>> {
-        let row = self.row(LiveAddr(address)).ok()?;
+    fn function_at(&mut self, address: u64, memory: &mut impl StackMemory) -> Option<Range<u64>> {
+        let row = self.row(LiveAddr(address), memory).ok()?;
         Some(self.object(address)?.live(&row.function))
     }
 
@@ -235,13 +261,18 @@ impl Unwinder {
         caller: RawFrame,
         memory: &mut impl StackMemory,
     ) -> bool {
-        let function = self.function_at(callee.within.0);
+        let function = self.function_at(callee.within.0, memory);
         function.is_some_and(|it| guess::follows_call(caller.address.0, Some(&it), memory))
     }
 
     /// Returns whether two addresses are in the code of one function.
-    fn is_one_function(&mut self, one: LiveAddr, other: LiveAddr) -> bool {
-        let function = self.function_at(one.0);
+    fn is_one_function(
+        &mut self,
+        one: LiveAddr,
+        other: LiveAddr,
+        memory: &mut impl StackMemory,
+    ) -> bool {
+        let function = self.function_at(one.0, memory);
         function.is_some_and(|it| it.contains(&other.0))
     }
 
@@ -294,7 +325,7 @@ impl Unwinder {
                         if let Some(handler) = handler.filter(|it| self.has_code(LiveAddr(it.ip))) {
                             registers = handler;
                             described = LiveAddr(handler.ip);
-                            if !self.is_one_function(within, described) {
+                            if !self.is_one_function(within, described, memory) {
                                 continue;
                             }
                         }
@@ -370,7 +401,7 @@ impl Unwinder {
         switches: &mut fibers::StackSwitches,
         memory: &mut impl StackMemory,
     ) -> Next {
-        let row = match self.row(within) {
+        let row = match self.row(within, memory) {
             Ok(row) => row,
             Err(end) => return Next::End(end),
         };

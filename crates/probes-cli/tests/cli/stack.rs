@@ -139,6 +139,17 @@ fn stacks_of_ocaml_are_those_of_gdb() {
     }
 }
 
+// promise: Stacks: A collection, or a signal handler, that an allocation within `try` has called is shown with its callers (2 programs
+//    here and in each chroot)
+#[test]
+fn allocations_in_try_have_their_callers() {
+    for file in program_forms("stacks") {
+        let mut target = Talker::start(&file);
+        target.ask("allocate", "allocates");
+        crate::stacks::check_allocating(target.pid());
+    }
+}
+
 fn state(pid: i32) -> String {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status

@@ -86,6 +86,29 @@ pub(crate) fn check_waiting(
     assert_eq!(ticks, known, "{roles:?}");
 }
 
+/// Checks the stack of a process that was told to `allocate`. gdb takes a word of the trap frame for a return address.
+pub(crate) fn check_allocating(pid: i32) {
+    let threads = read_when(pid, "", |threads| {
+        functions(&threads[0]).contains(&"Stacks.wait".to_owned())
+    });
+    assert_eq!(threads[0]["stack"], "complete", "{}", threads[0]);
+    let functions = functions(&threads[0]);
+    let mut callers = functions.iter().skip_while(|it| *it != "caml_call_gc");
+    let expected = [
+        "caml_call_gc",
+        "in_allocation",
+        "allocate",
+        "deep",
+        "deep",
+        "deep",
+    ];
+    for name in expected {
+        let found = callers.next().map(|it| it.trim_start_matches("Stacks."));
+        assert_eq!(found, Some(name), "{functions:?}");
+    }
+    assert!(callers.any(|it| it == "main"), "{functions:?}");
+}
+
 /// Enough samples to tell a share of them. On a busy machine the tool takes few.
 const SAMPLES: u64 = 100;
 

@@ -9,7 +9,9 @@ use serde_json::Value;
 use test_support::{eventually, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
-use crate::json_stacks::{check_collections, check_complete, check_waiting, read, read_when};
+use crate::json_stacks::{
+    check_allocating, check_collections, check_complete, check_waiting, read, read_when,
+};
 use crate::support::run;
 
 // promise: Stacks: The stacks of OCaml 5 are those of gdb in its fibers, in the handlers of effects, through callbacks from C within fibers, where gdb stops early,
@@ -30,6 +32,9 @@ fn stacks_reach_through_fibers_and_callbacks() {
         program.talker.ask("wait", "waits");
         // In OCaml 5, gdb does not find the callers of C code that is called directly.
         check_waiting(program.pid, &ways, "Stacks", |way| way.is_some());
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        program.talker.ask("allocate", "allocates");
+        check_allocating(program.pid);
     }
     let ways = [
         "nested",

@@ -79,7 +79,7 @@ impl Unwinder {
             return true;
         }
         *left -= 1;
-        let Some(function) = self.function_at(target) else {
+        let Some(function) = self.function_at(target, memory) else {
             // A patch leads to a trampoline; what it has overwritten may lead anywhere.
             return self.trampolines_at(target).is_some();
         };

@@ -1,7 +1,11 @@
 //! What the code of OCaml does to its stack, and its unwind tables do not say.
 
+use std::ops::Range;
+
 use super::memory::StackMemory;
 use super::registers::{FrameRegisters, R11, RSP};
+use super::tables::{Cfa, UnwindRow};
+use crate::site::{JUMP_LEN, direct_call_target};
 
 /// No code is at lower addresses: `vm.mmap_min_addr` (mmap(2)).
 pub(super) const LOWEST_CODE: u64 = 1 << 16;
@@ -120,6 +124,78 @@ fn rest_of_raise(ip: u64, memory: &mut impl StackMemory) -> Option<Vec<Instructi
     })
 }
 
+/// The size of a trap frame, which `try` pushes: the address of the handler, and the next outer trap frame.
+const TRAP_FRAME: i64 = 16;
+
+/// `jmp` with a displacement of one byte.
+const SHORT_JUMP: u8 = 0xeb;
+
+/// `jmp` with a displacement of four bytes.
+const NEAR_JUMP: u8 = 0xe9;
+
+/// Where the jump of a stub may be, from an address within the stub: after the last byte of the call, or the first one,
+/// or there.
+const JUMPS: [usize; 3] = [1, JUMP_LEN, 0];
+
+/// The code around an address.
+pub(super) struct CodeAround {
+    /// From [`JUMP_LEN`] bytes before it on.
+    bytes: [u8; 3 * JUMP_LEN],
+    at: u64,
+}
+
+/// The jump at the end of a stub.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct JumpBack {
+    pub(super) at: u64,
+    pub(super) target: u64,
+}
+
+impl CodeAround {
+    pub(super) fn read(at: u64, memory: &mut impl StackMemory) -> Option<CodeAround> {
+        let mut bytes = [0; 3 * JUMP_LEN];
+        memory.read(at.checked_sub(JUMP_LEN as u64)?, &mut bytes)?;
+        Some(CodeAround { bytes, at })
+    }
+
+    /// Returns the jump of the stub that an address is in. `ocamlopt` puts the calls of the collector at the end of a
+    /// function, and each jumps back to where it is needed:
+    ///
+    /// ```text
+    /// call caml_call_gc
+    /// jmp  to an earlier instruction of the function
+    /// ```
+    ///
+    /// The unwind table of the stub is that of the end of the function, without the trap frames that code within `try`
+    /// has pushed. The jump changes no register, so the row of its target holds for the whole stub.
+    pub(super) fn jump_back(&self, function: &Range<u64>) -> Option<JumpBack> {
+        let mut jumps = JUMPS.into_iter().filter_map(|after| {
+            let before = self.bytes[after..].first_chunk().copied()?;
+            let at = self.at + after as u64;
+            direct_call_target(before, at)?;
+            let (length, offset) =
+                match *self.bytes[JUMP_LEN + after..].first_chunk::<JUMP_LEN>()? {
+                    [SHORT_JUMP, offset, ..] => (2, i64::from(offset as i8)),
+                    [NEAR_JUMP, a, b, c, d] => (5, i32::from_le_bytes([a, b, c, d]).into()),
+                    _ => return None,
+                };
+            let target = (at + length).wrapping_add_signed(offset);
+            Some(JumpBack { at, target })
+        });
+        jumps.find(|jump| jump.target < jump.at && function.contains(&jump.target))
+    }
+}
+
+/// Returns how many trap frames a frame has more at one row than at another; `None` if that is not what they differ by.
+pub(super) fn trap_frames_between(fewer: &UnwindRow, more: &UnwindRow) -> Option<i64> {
+    let (Cfa::Register(RSP, fewer_bytes), Cfa::Register(RSP, more_bytes)) = (&fewer.cfa, &more.cfa)
+    else {
+        return None;
+    };
+    let bytes = more_bytes.checked_sub(*fewer_bytes)?;
+    (more.is_as_in_ocaml() && bytes % TRAP_FRAME == 0).then_some(bytes / TRAP_FRAME)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -206,5 +282,40 @@ mod tests {
         // Nothing has set the stack pointer.
         let code = [&[0x90; MAX_RAISE_LEN], &[0x41, 0x8f, 0x46, 0x10, 0xc3][..]].concat();
         assert_eq!(handler_at(&code, MAX_RAISE_LEN), None);
+    }
+
+    /// Returns the jump of a stub at an offset from its call, which begins at an address of a function.
+    fn jump_back(stub: &[u8], offset: u64, function: Range<u64>) -> Option<(u64, u64)> {
+        let mut code = [0x90; 0x200];
+        code[0x100..][..stub.len()].copy_from_slice(stub);
+        let around = CodeAround::read(CODE + 0x100 + offset, &mut Memory(&code))?;
+        let jump = around.jump_back(&(CODE + function.start..CODE + function.end))?;
+        Some((jump.at - CODE, jump.target - CODE))
+    }
+
+    #[test]
+    fn stubs_of_the_collector_are_found() {
+        let call = [0xe8, 0, 1, 0, 0];
+        let short = [&call[..], &[0xeb, 0x80]].concat();
+        let near = [&call[..], &[0xe9, 0x16, 0xff, 0xff, 0xff]].concat();
+        // At the call, in the call that is executing, and at the jump.
+        for offset in [0, 4, 5] {
+            let found = |stub| jump_back(stub, offset, 0x10..0x120);
+            assert_eq!(found(&short), Some((0x105, 0x87)));
+            assert_eq!(found(&near), Some((0x105, 0x20)));
+        }
+        assert_eq!(jump_back(&short, 4, 0x88..0x120), None);
+        assert_eq!(jump_back(&short, 3, 0x10..0x120), None);
+        // A jump forwards, one that no call comes before, and one that the code decides on.
+        let forwards = [&call[..], &[0xeb, 0x10]].concat();
+        assert_eq!(jump_back(&forwards, 4, 0x10..0x180), None);
+        assert_eq!(
+            jump_back(&[0x90, 0, 1, 0, 0, 0xeb, 0x80], 4, 0x10..0x120),
+            None
+        );
+        assert_eq!(
+            jump_back(&[0xe8, 0, 1, 0, 0, 0x74, 0x80], 4, 0x10..0x120),
+            None
+        );
     }
 }

@@ -10,6 +10,7 @@ use gimli::{
     UnwindSection, X86_64,
 };
 
+use super::registers::RSP;
 use crate::address::FileAddr;
 use crate::elf::unwind_entry::is_short;
 use crate::elf::{DwarfBytes, ElfFile};
@@ -72,6 +73,11 @@ impl CallerValue {
 impl UnwindRow {
     pub(super) fn has_cfa_from(&self, register: usize) -> bool {
         matches!(self.cfa, Cfa::Register(it, _) if it == register)
+    }
+
+    /// Returns whether code of OCaml may have it: its frames save no registers.
+    pub(super) fn is_as_in_ocaml(&self) -> bool {
+        self.registers.is_empty() && self.has_cfa_from(RSP) && self.has_return_address_below_cfa()
     }
 
     pub(super) fn has_return_address_below_cfa(&self) -> bool {
