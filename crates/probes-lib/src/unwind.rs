@@ -7,6 +7,7 @@
 //! fibers       OCaml 5: the parent of a fiber while C code has called back into OCaml        pure
 //! trampolines  code of an observer → where in the program a thread in it goes on             pure
 //! guess        a frame that is addressed by a register which nothing on the stack has saved  pure
+//! clone        the caller of a system call that makes a thread, and where that thread begins   pure
 //! calls        whether a frame may have called the next inner one, by the code of both       pure
 //! ```
 //!
@@ -15,6 +16,7 @@
 //! another stack, and all registers that a callee saves, each known or not (DWARF 5, section 6.4).
 
 mod calls;
+mod clone;
 mod fibers;
 mod guess;
 pub(crate) mod memory;
@@ -35,7 +37,7 @@ use crate::elf::ElfFile;
 use calls::JumpsOut;
 use memory::StackMemory;
 use ocaml::CodeAround;
-use registers::{FrameRegisters, RBP, RSP};
+use registers::{FrameRegisters, RAX, RBP, RSP};
 use tables::{Cfa, UnwindRow, UnwindTables};
 use trampolines::{AfterTrampoline, MappedTrampolines, Place, Writes};
 
@@ -391,6 +393,37 @@ impl Unwinder {
         (is_caller && self.has_code(LiveAddr(caller.ip))).then_some(caller)
     }
 
+    /// Replaces the registers of a frame that no table describes by those of its caller, if it makes a thread.
+    fn next_of_clone(
+        &mut self,
+        registers: &mut FrameRegisters,
+        memory: &mut impl StackMemory,
+    ) -> Next {
+        let not_described = Next::End(StackEnd::NoUnwindInfo(LiveAddr(registers.ip)));
+        let Some(place) = clone::place(registers.ip, memory) else {
+            return not_described;
+        };
+        let new_thread = self.row(LiveAddr(place.new_thread), memory);
+        if !new_thread.is_ok_and(|row| row.return_address.is_none()) {
+            return not_described;
+        }
+        let result = registers.get(RAX).filter(|_| place.is_after_call);
+        if result != Some(0) {
+            let caller = clone::caller(registers, memory);
+            let is_caller = |it: &FrameRegisters| guess::follows_call(it.ip, None, memory);
+            if let Some(caller) = caller.filter(is_caller) {
+                *registers = caller;
+                return Next::Caller;
+            }
+        }
+        let may_be_new = place.is_after_call && result.is_none_or(|it| it == 0);
+        if may_be_new {
+            Next::End(StackEnd::Outermost)
+        } else {
+            not_described
+        }
+    }
+
     /// Replaces the registers of a frame by those of its caller.
     fn next(
         &mut self,
@@ -403,6 +436,10 @@ impl Unwinder {
     ) -> Next {
         let row = match self.row(within, memory) {
             Ok(row) => row,
+            Err(StackEnd::NoUnwindInfo(_)) if *is_exact => {
+                *is_exact = false;
+                return self.next_of_clone(registers, memory);
+            }
             Err(end) => return Next::End(end),
         };
         let stack_pointer = registers.get(RSP).unwrap_or(0);

@@ -5,7 +5,8 @@ use std::fs;
 use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use serde_json::Value;
 use test_support::process;
 use test_support::{
@@ -148,6 +149,48 @@ fn allocations_in_try_have_their_callers() {
         target.ask("allocate", "allocates");
         crate::stacks::check_allocating(target.pid());
     }
+}
+
+// promise: Stacks: A thread that waits in posix_spawn(3) is shown with its callers, also with -live (2 × 2)
+#[test]
+fn thread_that_spawns_has_its_callers() {
+    let scratch = Scratch::new();
+    for (index, file) in fixture_forms("blocked").iter().enumerate() {
+        let fifo = scratch.file(&format!("fifo{index}"));
+        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let mut target = Talker::start(file);
+        target.send(&format!("spawn {}", fifo.display()));
+        for flags in ["", " -live"] {
+            let threads = read_when(target.pid(), flags, |threads| {
+                threads[0]["system_call"]["name"].is_string()
+                    && functions(&threads[0]).contains(&"spawns".to_owned())
+            });
+            assert_eq!(threads[0]["stack"], "complete", "{}", threads[0]);
+            let functions = functions(&threads[0]);
+            let own = functions.iter().position(|it| it == "spawns").unwrap();
+            assert_eq!(functions[own + 1], "fixture_command");
+            assert!(functions.contains(&"main".to_owned()), "{functions:?}");
+        }
+        fs::write(&fifo, "").unwrap();
+        target.expect("spawned");
+    }
+}
+
+// promise: Stacks: A thread that has just been made is shown to begin there (at least 20)
+#[test]
+fn new_threads_begin_in_clone() {
+    let target = Talker::start(&fixture("churn.pie"));
+    let mut new = 0;
+    eventually("many threads were new", || {
+        for thread in read(target.pid(), "") {
+            let is_known = ["complete", "unread"]
+                .map(Value::from)
+                .contains(&thread["stack"]);
+            assert!(is_known, "{thread}");
+            new += usize::from(addresses(&thread).len() == 1);
+        }
+        (new >= 20).then_some(())
+    });
 }
 
 fn state(pid: i32) -> String {
