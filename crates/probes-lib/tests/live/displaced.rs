@@ -407,7 +407,7 @@ fn assert_same(
 fn test_object(puppet: &Puppet, file: &Path, cases: u32) {
     let object = Object::read(file);
     let bias = bias_of(puppet.pid.as_raw(), file, object.linking);
-    let first = bias.live(object.functions[0].range.start).0;
+    let first = bias.live(object.functions[0].start).0;
     // Beside the object, in reach of all of its code.
     let room = (1..64).find_map(|step: u64| {
         let below = first.checked_sub(step << 24).filter(|at| *at >= 1 << 24);
@@ -435,13 +435,13 @@ fn test_object(puppet: &Puppet, file: &Path, cases: u32) {
             any::<Seeds>(),
         ),
         |(function, offset, seeds)| {
-            let function = &object.functions[function.index(object.functions.len())];
-            let plan = object.planner.function(function.range);
+            let function = object.functions[function.index(object.functions.len())];
+            let plan = object.planner.function(function);
             for site in plan.entry.iter().flatten().take(3) {
                 count(site, &seeds);
             }
             let prefixed = plan.entry.iter().flatten().find_map(PatchSite::prefixed);
-            let leaning = object.planner.leaning(function.range);
+            let leaning = object.planner.leaning(function);
             let leaning = leaning
                 .iter()
                 .flat_map(|it| it.sites.iter().chain([&it.entry]));
@@ -452,9 +452,9 @@ fn test_object(puppet: &Puppet, file: &Path, cases: u32) {
             for site in exits.take(4) {
                 count(site, &seeds);
             }
-            let offset = offset.index(function.range.len as usize) as u64;
-            let address = FileAddr(function.range.start.0 + offset);
-            let anywhere = object.planner.instruction(function.range, address);
+            let offset = offset.index(function.len as usize) as u64;
+            let address = FileAddr(function.start.0 + offset);
+            let anywhere = object.planner.instruction(function, address);
             for site in anywhere.iter().flatten().take(2) {
                 count(site, &seeds);
             }

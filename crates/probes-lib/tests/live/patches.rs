@@ -13,29 +13,19 @@ use test_support::program_forms;
 /// An object, with its functions.
 pub(crate) struct Object {
     pub(crate) planner: PatchPlanner,
-    pub(crate) functions: Vec<Function>,
+    /// Where its functions are.
+    pub(crate) functions: Vec<CodeRange>,
     pub(crate) linking: Linking,
-}
-
-pub(crate) struct Function {
-    symbol: String,
-    pub(crate) range: CodeRange,
 }
 
 impl Object {
     pub(crate) fn read(path: &Path) -> Object {
         let functions = Functions::of_file(path).unwrap();
         let object = &functions.objects()[0];
-        let function = |it: probes_lib::Function<'_>| Function {
-            symbol: it
-                .name()
-                .map_or_else(String::new, |name| name.symbol.into_owned()),
-            range: it.range(),
-        };
         Object {
             planner: object.patch_planner().unwrap(),
             linking: object.table().linking(),
-            functions: object.table().functions().map(function).collect(),
+            functions: object.table().functions().map(|it| it.range()).collect(),
         }
     }
 }
@@ -175,7 +165,7 @@ fn patches_leave_probe_sites_alone() {
         assert!(!sites.is_empty());
         let (mut patches, mut refused) = (0, 0);
         for function in &object.functions {
-            let plan = object.planner.function(function.range);
+            let plan = object.planner.function(*function);
             let exits = plan.exits.iter();
             let exits = exits.flat_map(|it| it.sites.iter().chain([&it.entry]));
             for site in plan.entry.iter().flatten().chain(exits) {
@@ -185,9 +175,9 @@ fn patches_leave_probe_sites_alone() {
                 }
                 patches += 1;
             }
-            let start = function.range.start.0;
-            for &site in sites.range(start..start + function.range.len) {
-                let refusal = object.planner.instruction(function.range, FileAddr(site));
+            let start = function.start.0;
+            for &site in sites.range(start..start + function.len) {
+                let refusal = object.planner.instruction(*function, FileAddr(site));
                 let offset = site - start;
                 let what = "a probe site";
                 assert_eq!(refusal, Err(Refusal::Unmovable { offset, what }));
