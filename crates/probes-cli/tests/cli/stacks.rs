@@ -77,6 +77,14 @@ pub(crate) fn check_waiting(
             );
         }
     }
+    // Without the registers, the callers of some frames are guessed.
+    for guessed in read(pid, " -live") {
+        if guessed["stack"] == "guessed" {
+            let mut threads = threads.iter();
+            let thread = threads.find(|it| it["tid"] == guessed["tid"]).unwrap();
+            assert_eq!(addresses(&guessed), addresses(thread), "{guessed}");
+        }
+    }
     let role = |thread: &Value| thread["role"].as_str().unwrap().to_owned();
     let roles: Vec<String> = threads.iter().map(role).collect();
     assert_eq!(roles[0], "main");

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use iced_x86::{Decoder, DecoderOptions, FlowControl};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use super::memory::StackMemory;
 use super::{RawFrame, Unwinder, guess};
@@ -17,6 +17,9 @@ const MAX_JUMPS: u32 = 3;
 
 /// How many functions are looked at to find out whether a call leads to code.
 const MAX_TARGETS: u32 = 4096;
+
+/// The most bytes of an instruction.
+const MAX_INSTRUCTION: usize = 15;
 
 /// How many functions are kept with their jumps.
 const MAX_KEPT: usize = 1 << 14;
@@ -79,13 +82,28 @@ impl Unwinder {
             return true;
         }
         *left -= 1;
-        let Some(function) = self.function_at(target, memory) else {
+        let mut function = self.function_at(target, memory);
+        let is_in = |function: &Option<Range<u64>>| {
+            function.as_ref().is_some_and(|it| it.contains(&within.0))
+        };
+        if is_in(&function) {
+            return true;
+        }
+        if let Some(jump) = indirect_jump_at(target, memory) {
+            let slot = jump.is_ip_rel_memory_operand();
+            let slot = slot.then(|| jump.ip_rel_memory_address());
+            let Some(target) = slot.and_then(|slot| memory.word(slot)) else {
+                return true;
+            };
+            function = self.function_at(target, memory);
+            if is_in(&function) {
+                return true;
+            }
+        }
+        let Some(function) = function else {
             // A patch leads to a trampoline; what it has overwritten may lead anywhere.
             return self.trampolines_at(target).is_some();
         };
-        if function.contains(&within.0) {
-            return true;
-        }
         match self.jumps_out(&function, memory) {
             JumpsOut::Anywhere => true,
             JumpsOut::To(targets) => targets
@@ -105,6 +123,16 @@ impl Unwinder {
         self.jumps_out.insert(function.start, found.clone());
         found
     }
+}
+
+/// Returns the indirect jump that the code at an address begins with, behind `endbr64` or not. Stubs of the PLT do so,
+/// and jump to what the GOT says; their function, as unwind tables have it, is the whole PLT, or is not described.
+fn indirect_jump_at(at: u64, memory: &mut impl StackMemory) -> Option<Instruction> {
+    let mut code = [0; 2 * MAX_INSTRUCTION];
+    memory.read(at, &mut code)?;
+    let mut instructions = Decoder::with_ip(64, &code, at, DecoderOptions::NONE).into_iter();
+    let first = instructions.find(|it| it.mnemonic() != Mnemonic::Endbr64)?;
+    (first.flow_control() == FlowControl::IndirectBranch).then_some(first)
 }
 
 fn jumps_out_of(function: &Range<u64>, memory: &mut impl StackMemory) -> JumpsOut {

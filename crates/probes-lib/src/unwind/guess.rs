@@ -17,7 +17,8 @@ const MAX_TRIED: usize = 64;
 
 /// Returns the frames of the callers. The return address is taken to be the first word above the stack pointer that is the
 /// address after a direct call of this function, and from which the stack can be unwound to its end; if there is none,
-/// the first such word after any call.
+/// the first such word after any call, if each frame may have been called by the next one: return addresses of earlier
+/// calls may be among the words.
 pub(super) fn caller(
     unwinder: &mut Unwinder,
     row: &UnwindRow,
@@ -47,7 +48,10 @@ pub(super) fn caller(
             let mut with_base = registers;
             with_base.set(RBP, Some(at.wrapping_add(8).wrapping_sub(offset as u64)));
             let mut rest = unwinder.unwind_from(with_base, is_exact, false, memory);
-            if rest.end == StackEnd::Outermost {
+            let is_direct = callee.is_some();
+            if rest.end == StackEnd::Outermost
+                && (is_direct || unwinder.are_called(&rest.frames, memory))
+            {
                 rest.frames.remove(0);
                 return Some(rest);
             }
