@@ -65,15 +65,16 @@ fn breakpoints_at_returns_are_named() {
     for file in fixture_forms("passing") {
         let mut target = Talker::start(&file);
         let pid = target.pid();
-        let (_, at_return) = numbers_of(pid);
+        let (start, at_return) = numbers_of(pid);
         let original = peek(pid, at_return, 1);
         let why = format!("numbers {}", reason(at_return));
         poke(pid, at_return, &[INT3]);
-        let before = image(pid);
+        let code = || peek(pid, start, (at_return + 1 - start) as usize);
+        let before = code();
         let failure = run(&format!("latency -fn numbers -pid {pid} -for 1ms")).failure();
         let unchanged = format!("{why}; nothing was changed");
         assert!(failure.contains(&unchanged), "{failure}");
-        assert_eq!(image(pid), before);
+        assert_eq!(code(), before);
         for (command, flags) in [
             ("count", "-fn numbers"),
             ("watch", "-fields name,args -fn numbers -results"),
@@ -94,7 +95,7 @@ fn breakpoints_at_returns_are_named() {
                 assert!(answer.starts_with("20 "), "{answer}");
             }
             poke(pid, at_return, &[INT3]);
-            assert_eq!(image(pid), before);
+            assert_eq!(code(), before);
         }
     }
 }

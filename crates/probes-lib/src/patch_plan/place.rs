@@ -298,12 +298,12 @@ impl Swept {
             // Where no call may be displaced, a jump that displaces only what is before it.
             if let Some(before) = call {
                 let end = instructions[before].ip();
-                candidates.extend(self.short(&instructions[..before], end, &site));
+                candidates.extend(self.short(&instructions[..before], end, site));
             }
         } else if count > 0 {
             let own = len + padding_len;
             candidates.extend(self.punned(start, own).map(|jump| site(count, jump)));
-            candidates.extend(self.short(&instructions[..count], start + own, &site));
+            candidates.extend(self.short(&instructions[..count], start + own, site));
         }
         candidates.retain(|candidate| self.code.may_have_room(&candidate.window()));
         if candidates.is_empty() {
