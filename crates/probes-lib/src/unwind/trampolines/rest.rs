@@ -304,7 +304,11 @@ impl State {
             }
             Mnemonic::Leave => self.leave(memory),
             Mnemonic::Add | Mnemonic::Sub
-                if instruction.op0_register() == Register::RSP && is_word(instruction, 1) =>
+                if instruction.op0_register() == Register::RSP
+                    && matches!(
+                        instruction.op1_kind(),
+                        OpKind::Immediate8to64 | OpKind::Immediate32to64
+                    ) =>
             {
                 let many = instruction.immediate(1) as i64;
                 let is_added = instruction.mnemonic() == Mnemonic::Add;

@@ -4,7 +4,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, ebx, esp, mm3, qword_ptr, r14, rbp, rbx, rsp};
 use proptest::prelude::any;
 
-use super::super::registers::{RBP, RBX};
+use super::super::registers::{RBP, RBX, RCX};
 use super::*;
 use crate::testing::properties;
 
@@ -40,13 +40,17 @@ impl StackMemory for Memory {
     }
 }
 
-/// Code at one address, and nothing else.
+/// Code at one address, and zeros.
 struct CodeAt<'c>(&'c [u8], LiveAddr);
 
 impl StackMemory for CodeAt<'_> {
     fn read(&mut self, at: u64, bytes: &mut [u8]) -> Option<()> {
-        let code = self.0.get(at.checked_sub(self.1.0)? as usize..)?;
-        bytes.copy_from_slice(code.get(..bytes.len())?);
+        let code = at.checked_sub(self.1.0).map(|offset| offset as usize);
+        let code = code.and_then(|offset| self.0.get(offset..)?.get(..bytes.len()));
+        bytes.fill(0);
+        if let Some(code) = code {
+            bytes.copy_from_slice(code);
+        }
         Some(())
     }
 }
@@ -55,7 +59,8 @@ impl StackMemory for CodeAt<'_> {
 pub(crate) fn never_left(code: &[u8], at: LiveAddr, instructions: &[(u64, String)]) -> Vec<String> {
     let range = at.0..at.plus(code.len() as u64).0;
     let is_left = |ip| {
-        let registers = FrameRegisters::new(ip, WITH_ROOM);
+        let mut registers = FrameRegisters::new(ip, WITH_ROOM);
+        registers.set(RCX, Some(OTHER));
         let exit = rest::execute(&range, registers, &mut CodeAt(code, at));
         exit.is_some_and(|exit| exit.by != ExitBy::StackPointer)
     };
@@ -238,6 +243,11 @@ fn unknown_stacks_are_those_of_the_point() {
     });
     let expected = Some((POINT, WITH_ROOM, Place::Instruction));
     assert_eq!(switches.at(0, WITH_ROOM, &[]), expected);
+    let mut allocates = Trampoline::of(false, |a| {
+        a.sub(rsp, rbx)?;
+        a.jmp(POINT + 5)
+    });
+    assert_eq!(allocates.at(0, WITH_ROOM, &[]), expected);
 }
 
 #[test]
