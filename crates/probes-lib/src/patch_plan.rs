@@ -237,7 +237,7 @@ impl PatchPlanner {
     }
 
     /// Plans the patches with which a function is timed, the best ones first. If the jump at the entry reaches few
-    /// addresses, none of which may be free, other plans follow. Only candidates for the entry that `accept` accepts
+    /// addresses, none of which may be free, or an island that another function may take, other plans follow. Only candidates for the entry that `accept` accepts
     /// are tried.
     ///
     /// # Errors
@@ -252,7 +252,8 @@ impl PatchPlanner {
         let candidates = self.candidates(&body)?;
         let mut planned = self.plan_exits(&body, &candidates, accept);
         let mut plans = vec![first_possible(&mut planned)?];
-        let leads_to_few = |plan: &ExitPlan| matches!(plan.entry.jump, Jump::Punned { .. });
+        let leads_to_few =
+            |plan: &ExitPlan| matches!(plan.entry.jump, Jump::Punned { .. } | Jump::Short { .. });
         while plans.last().is_some_and(leads_to_few) {
             match first_possible(&mut planned) {
                 Ok(next) => plans.push(next),

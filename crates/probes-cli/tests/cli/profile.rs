@@ -11,6 +11,7 @@ use serde_json::Value;
 use test_support::process::settle;
 use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, output, program};
 
+use crate::count_functions::start_observing;
 use crate::stacks::{check_collections, check_complete};
 use crate::support::{blocks_termination, command, object, run, run_command};
 
@@ -363,21 +364,23 @@ fn stacks_lead_through_trampolines() {
     let mut target = Talker::start(&program("calls"));
     let pid = target.pid();
     target.send("run 1 10000000000");
-    for line in [
-        "latency -fn Calls.*",
-        "count -fn Calls.*",
-        "count -fn Calls.* -by stack",
+    for (command, asked) in [
+        ("latency", "-fn Calls.*"),
+        ("count", "-fn Calls.*"),
+        ("count", "-fn Calls.* -by stack"),
     ] {
-        let tool = crate::observers::watched(line, pid);
+        let tool = start_observing(command, asked, pid);
         check_complete(pid);
         for flags in ["", " -live"] {
             let profile = run(&format!("profile -json -on-cpu -for 1s -pid {pid}{flags}")).json();
             let work = sampled_function(&profile, "Calls.work");
             let share = work.map_or(0.0, |it| it.1) / running(&profile).0;
-            assert!(share > 0.8, "{line}{flags}: {share} of {profile}");
+            assert!(
+                share > 0.8,
+                "{command} {asked}{flags}: {share} of {profile}"
+            );
         }
-        kill(Pid::from_raw(tool.pid()), Signal::SIGINT).unwrap();
-        crate::observers::rest(tool);
+        assert_eq!(tool.end().code, Some(0));
     }
 }
 

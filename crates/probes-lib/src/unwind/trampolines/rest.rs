@@ -100,7 +100,7 @@ pub(super) fn execute(
     };
     let mut factory = InstructionInfoFactory::new();
     let mut seen = HashSet::new();
-    let mut paths = vec![State {
+    let mut paths = vec![Execution {
         registers,
         mmx: [None; 8],
         writes: Writes::default(),
@@ -114,15 +114,15 @@ pub(super) fn execute(
             };
             let effect = state.execute(&instruction, &mut factory, memory);
             let by = match effect {
-                Effect::Unknown => break,
-                Effect::Next => ExitBy::Jump,
-                Effect::Return => ExitBy::Return,
-                Effect::StackPointer => ExitBy::StackPointer,
-                Effect::Branch(target) if !code.contains(&target) => {
+                AfterInstruction::Unknown => break,
+                AfterInstruction::Next => ExitBy::Jump,
+                AfterInstruction::Return => ExitBy::Return,
+                AfterInstruction::StackPointer => ExitBy::StackPointer,
+                AfterInstruction::Branch(target) if !code.contains(&target) => {
                     state.registers.ip = target;
                     ExitBy::Jump
                 }
-                Effect::Branch(target) => {
+                AfterInstruction::Branch(target) => {
                     // Forward first: that leads out sooner.
                     let mut other = state.clone();
                     let next = &mut state.registers.ip;
@@ -167,14 +167,14 @@ impl Fetch<'_> {
     }
 }
 
-/// What an instruction does, besides to the state.
-enum Effect {
+/// How execution goes on after an instruction.
+enum AfterInstruction {
     /// The program counter is that of the next instruction.
     Next,
     /// Same, or the next one is at this address.
     Branch(u64),
     Return,
-    /// It sets the stack pointer to what is not known. The state is that before it.
+    /// It sets the stack pointer to what is not known. What is known of the thread is as before it.
     StackPointer,
     /// It is not known what follows.
     Unknown,
@@ -182,7 +182,7 @@ enum Effect {
 
 /// What is known of a thread.
 #[derive(Clone)]
-struct State {
+struct Execution {
     registers: FrameRegisters,
     mmx: [Option<u64>; 8],
     writes: Writes,
@@ -218,13 +218,13 @@ fn mmx_number(register: Register) -> Option<usize> {
     register.is_mm().then(|| register.number())
 }
 
-impl State {
+impl Execution {
     fn execute(
         &mut self,
         instruction: &Instruction,
         factory: &mut InstructionInfoFactory,
         memory: &mut dyn StackMemory,
-    ) -> Effect {
+    ) -> AfterInstruction {
         self.registers.ip = instruction.next_ip();
         match instruction.flow_control() {
             FlowControl::Next => self.straight(instruction, factory, memory),
@@ -240,22 +240,22 @@ impl State {
             FlowControl::IndirectBranch => match self.value(instruction, 0, memory) {
                 Some(target) => {
                     self.registers.ip = target;
-                    Effect::Next
+                    AfterInstruction::Next
                 }
-                None => Effect::Unknown,
+                None => AfterInstruction::Unknown,
             },
             FlowControl::Return => match self.pop(memory) {
                 Some(target) if instruction.op_count() == 0 => {
                     self.registers.ip = target;
-                    Effect::Return
+                    AfterInstruction::Return
                 }
-                _ => Effect::Unknown,
+                _ => AfterInstruction::Unknown,
             },
-            _ => Effect::Unknown,
+            _ => AfterInstruction::Unknown,
         }
     }
 
-    fn branch(&mut self, instruction: &Instruction) -> Effect {
+    fn branch(&mut self, instruction: &Instruction) -> AfterInstruction {
         let target = instruction.near_branch_target();
         let is_taken = match instruction.condition_code() {
             ConditionCode::e => self.is_zero,
@@ -266,9 +266,9 @@ impl State {
         match is_taken {
             Some(true) => self.registers.ip = target,
             Some(false) => {}
-            None => return Effect::Branch(target),
+            None => return AfterInstruction::Branch(target),
         }
-        Effect::Next
+        AfterInstruction::Next
     }
 
     /// Executes an instruction that the next one follows.
@@ -277,7 +277,7 @@ impl State {
         instruction: &Instruction,
         factory: &mut InstructionInfoFactory,
         memory: &mut dyn StackMemory,
-    ) -> Effect {
+    ) -> AfterInstruction {
         let is_zero = self.is_zero_after(instruction);
         let done = match instruction.mnemonic() {
             Mnemonic::Mov | Mnemonic::Movq if is_word(instruction, 0) => {
@@ -317,12 +317,12 @@ impl State {
             _ => self.forget(instruction, factory),
         };
         if done.is_none() {
-            return Effect::StackPointer;
+            return AfterInstruction::StackPointer;
         }
         if instruction.rflags_modified() & RflagsBits::ZF != 0 {
             self.is_zero = is_zero;
         }
-        Effect::Next
+        AfterInstruction::Next
     }
 
     /// Returns the zero flag after an instruction that asks for bits of the stack pointer.
