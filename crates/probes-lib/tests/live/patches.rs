@@ -58,6 +58,8 @@ struct Coverage {
     padded: usize,
     punned: usize,
     short: usize,
+    /// Those whose calls an observation counts.
+    counted: usize,
     /// Those whose every exit can be patched, too.
     timed: usize,
     /// How often each reason was given for an entry or for the exits.
@@ -77,11 +79,11 @@ impl Coverage {
         };
         for function in all.select(&[]).unwrap().into_iter().filter(is_meant) {
             coverage.functions += 1;
+            if let Ok(candidates) = planner.function(function.function.range()).entry {
+                *coverage.kind(&candidates[0]) += 1;
+            }
             match observable.can_count(&function) {
-                Ok(()) => {
-                    let candidates = planner.function(function.function.range()).entry;
-                    *coverage.kind(&candidates.unwrap()[0]) += 1;
-                }
+                Ok(()) => coverage.counted += 1,
                 Err(refusal) => coverage.refuse("entry", &refusal),
             }
             match observable.can_time(&function) {
@@ -105,8 +107,8 @@ impl Coverage {
         *self.refusals.entry((what, refusal.name())).or_default() += 1;
     }
 
-    /// Asserts that at least these shares, in thousandths, can be counted and timed.
-    fn assert(&self, what: &str, counted: usize, timed: usize) {
+    /// Asserts that at least these shares, in thousandths, have entries that can be patched, are counted, and are timed.
+    fn assert(&self, what: &str, [patched, counted, timed]: [usize; 3]) {
         let Coverage {
             functions,
             near,
@@ -117,11 +119,12 @@ impl Coverage {
         } = self;
         println!(
             "{what}: {functions} functions; entries: {near} near, {padded} padded, {punned} punned, {short} short; \
-             timed: {}; refused: {:?}",
-            self.timed, self.refusals
+             counted: {}; timed: {}; refused: {:?}",
+            self.counted, self.timed, self.refusals
         );
         let entries = near + padded + punned + short;
-        assert!(entries * 1000 >= functions * counted, "{what}");
+        assert!(entries * 1000 >= functions * patched, "{what}");
+        assert!(self.counted * 1000 >= functions * counted, "{what}");
         assert!(self.timed * 1000 >= functions * timed, "{what}");
     }
 }
@@ -141,9 +144,10 @@ fn nearly_all_functions_can_be_patched() {
         let ocaml = Coverage::of(&all, is_ocaml);
         let others = Coverage::of(&all, |symbol| !is_ocaml(symbol));
         assert!(ocaml.functions > 1000 && others.functions > 500);
-        ocaml.assert(&what("OCaml"), 999, timed);
-        // Debian's compiler has no symbols of static functions.
-        others.assert(&what("C"), 995, 950);
+        ocaml.assert(&what("OCaml"), [999, 999, timed]);
+        // Debian's compiler has no symbols of static functions, which may be OCaml's then: what writes to the stack is not
+        // displaced in these.
+        others.assert(&what("C"), [995, 950, 940]);
     }
 }
 
@@ -152,7 +156,7 @@ fn nearly_all_entries_of_libc_can_be_patched() {
     let all = Functions::of_file(libc()).unwrap();
     let coverage = Coverage::of(&all, |_| true);
     assert!(coverage.functions > 1000);
-    coverage.assert("libc", 995, 950);
+    coverage.assert("libc", [995, 995, 950]);
 }
 
 #[test]
