@@ -15,11 +15,12 @@ use crate::patch_plan::{EntryPlanner, PatchPlanner};
 /// only.
 ///
 /// ```no_run
-/// use probes_lib::{Functions, ObservableFunctions};
+/// use probes_lib::{FunctionSelector, Functions, ObservableFunctions};
 ///
 /// let functions = Functions::of_process(4242)?;
 /// let observable = ObservableFunctions::of(&functions, &functions.objects()[0])?;
-/// for function in functions.select(&["Http.*".parse().unwrap()])? {
+/// let selector = FunctionSelector::Glob("Http.*".parse().unwrap());
+/// for function in functions.select(&[selector])? {
 ///     if let Err(why) = observable.can_time(&function) {
 ///         println!("{} {why}", function.name().unwrap());
 ///     }
