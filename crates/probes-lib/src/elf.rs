@@ -284,10 +284,19 @@ impl ElfFile {
     }
 
     fn section_bytes(&self, section: &SectionHeader, what: &'static str) -> Result<Vec<u8>> {
+        self.section_up_to(MAX_SECTION, section, what)
+    }
+
+    fn section_up_to(
+        &self,
+        most: u64,
+        section: &SectionHeader,
+        what: &'static str,
+    ) -> Result<Vec<u8>> {
         if section.sh_type == SHT_NOBITS {
             return Ok(Vec::new());
         }
-        self.read_range(section.sh_offset, section.sh_size, what)
+        self.read_up_to(most, section.sh_offset, section.sh_size, what)
     }
 
     fn section(&self, name: &str) -> Option<&SectionHeader> {

@@ -409,7 +409,7 @@ impl Unwinder {
         }
         let result = registers.get(RAX).filter(|_| place.is_after_call);
         if result != Some(0) {
-            let caller = clone::caller(registers, memory);
+            let caller = registers.returned(memory);
             let is_caller = |it: &FrameRegisters| guess::follows_call(it.ip, None, memory);
             if let Some(caller) = caller.filter(is_caller) {
                 *registers = caller;

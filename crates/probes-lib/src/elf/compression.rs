@@ -46,7 +46,7 @@ impl ElfFile {
         if compression.format != CompressionFormat::Zstandard || compression.len > most {
             return compression.len;
         }
-        let bytes = self.read_up_to(most, section.sh_offset, section.sh_size, WHAT);
+        let bytes = self.section_up_to(most, section, WHAT);
         let data = bytes.unwrap_or_default();
         let data = data.get(HEADER_LEN..).unwrap_or_default();
         zstd_len(data, most).max(compression.len)
@@ -66,7 +66,7 @@ impl ElfFile {
         if self.decompressed_len(section, most) > most {
             return None;
         }
-        let bytes = self.read_up_to(most, section.sh_offset, section.sh_size, WHAT);
+        let bytes = self.section_up_to(most, section, WHAT);
         let bytes = bytes.ok()?;
         if !self.has_compressed(section) {
             return Some(bytes);

@@ -12,7 +12,6 @@
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 
 use super::memory::StackMemory;
-use super::registers::{FrameRegisters, RSP};
 
 /// How many bytes from `syscall` to `ret`, at most.
 const MAX_LEN: usize = 24;
@@ -64,18 +63,6 @@ fn of_result(code: &[u8], start: u64) -> Option<(u64, Vec<u64>)> {
         }
     }
     None
-}
-
-/// Returns the registers of the caller.
-pub(super) fn caller(
-    registers: &FrameRegisters,
-    memory: &mut impl StackMemory,
-) -> Option<FrameRegisters> {
-    let stack_pointer = registers.get(RSP)?;
-    let mut caller = *registers;
-    caller.ip = memory.word(stack_pointer)?;
-    caller.set(RSP, Some(stack_pointer.checked_add(8)?));
-    Some(caller)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! [`FrameRegisters`]: the registers of one frame, each known or not.
 
+use super::memory::StackMemory;
+
 /// DWARF's numbers of registers (System V ABI, AMD64 supplement, figure 3.36).
 pub(crate) const RAX: usize = 0;
 pub(crate) const RDX: usize = 1;
@@ -35,6 +37,15 @@ impl FrameRegisters {
         };
         registers.set(RSP, Some(stack_pointer));
         registers
+    }
+
+    /// Returns the registers after the return of a function that has nothing on the stack but the return address.
+    pub(super) fn returned(&self, memory: &mut impl StackMemory) -> Option<FrameRegisters> {
+        let top = self.get(RSP)?;
+        let mut registers = *self;
+        registers.ip = memory.word(top)?;
+        registers.set(RSP, Some(top.checked_add(8)?));
+        Some(registers)
     }
 
     /// Those of a stopped thread.

@@ -13,7 +13,7 @@ mod rest;
 use std::ops::Range;
 
 use super::memory::StackMemory;
-use super::registers::{FrameRegisters, RSP};
+use super::registers::FrameRegisters;
 use crate::address::LiveAddr;
 use crate::numbers::u32_at;
 use crate::site::SITE_LEN;
@@ -133,11 +133,7 @@ impl MappedTrampolines {
 impl Exit {
     /// Returns the registers after the function has returned that is about to be entered.
     fn popped(&self, memory: &mut dyn StackMemory) -> Option<FrameRegisters> {
-        let top = self.registers.get(RSP)?;
-        let mut registers = self.registers;
-        registers.ip = self.writes.over(memory).word(top)?;
-        registers.set(RSP, Some(top.wrapping_add(8)));
-        Some(registers)
+        self.registers.returned(&mut self.writes.over(memory))
     }
 
     /// Returns whether the jump is the end of a displaced call: the instruction before it pushes the address after the

@@ -4,7 +4,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, ebx, esp, mm3, qword_ptr, r14, rbp, rbx, rsp};
 use proptest::prelude::any;
 
-use super::super::registers::{RBP, RBX, RCX};
+use super::super::registers::{RBP, RBX, RCX, RSP};
 use super::*;
 use crate::testing::properties;
 
