@@ -59,7 +59,19 @@ let growing rounds =
     spawn (fun () -> ignore (descend 10_000))
   done
 
-let all = [ ("overlapping", overlapping); ("nested", nested); ("growing", growing) ]
+(* An exception ends the fiber, and with it so many calls and one. *)
+let rec fails depth =
+  if depth = 0 then raise Exit;
+  fails (depth - 1);
+  incr handled
+
+let failing rounds =
+  for _ = 1 to rounds do
+    match spawn (fun () -> fails 3) with () -> assert false | exception Exit -> ()
+  done
+
+let all =
+  [ ("overlapping", overlapping); ("nested", nested); ("growing", growing); ("failing", failing) ]
 
 let () =
   Rounds.ready ();

@@ -270,6 +270,58 @@ fn calls_on_fibers_are_timed_exactly() {
     }
 }
 
+// promise: Functions: Calls of fibers that an exception has ended are unwound, and those of thousands of such fibers are not lost; each way
+//    of timing them (5 ways, 2 programs in each chroot)
+#[test]
+fn calls_of_ended_fibers_are_unwound() {
+    const ROUNDS: u64 = 5000;
+    let times = || {
+        let fails = FunctionSelector::Glob("Fibers.fails".parse().unwrap());
+        Observation::new().time_functions(fails)
+    };
+    let one = |name: &str| FunctionSelector::Glob(name.parse().unwrap());
+    for file in program_forms("ocaml5/fibers") {
+        let ChrootProgram {
+            mut talker, pid, ..
+        } = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        let target = Target::open(pid).unwrap();
+        for (way, observation) in [
+            times(),
+            times().self_times().by_caller(),
+            times().only_starts_where("arg0 > 1".parse().unwrap()),
+            // What frees the stacks is observed itself.
+            times().count_functions(one("caml_free_stack")),
+            times().time_functions(one("caml_free_stack")),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut observer = target.observe(&observation, options()).unwrap();
+            talker.ask(&format!("failing {ROUNDS}"), "failing");
+            let counts = observer.counts().unwrap();
+            let counted: Vec<u64> = counts.functions().map(|it| it.hits).collect();
+            let is_counted = way == 3;
+            assert_eq!(counted.len(), usize::from(is_counted), "{way}");
+            assert!(counted.iter().all(|it| *it >= ROUNDS), "{counted:?}");
+            assert_eq!(counts.selected_functions(), 1 + usize::from(way >= 3));
+            let latencies = observer.remove().unwrap().function_latencies;
+            let fails = latencies.iter().find(|it| it.name() == "Fibers.fails");
+            let fails = fails.unwrap();
+            // Those of arguments 2 and 3 are meant.
+            let calls = if way == 2 { 2 } else { 4 };
+            let ended = (fails.unwound(), fails.running(), fails.lost());
+            assert_eq!(ended, (calls * ROUNDS, 0, 0), "{way}");
+            assert_eq!((fails.count(), fails.unmatched_exits()), (0, 0), "{way}");
+            let times_of_freeing = latencies.iter().filter(|it| !std::ptr::eq(*it, fails));
+            let freed: Vec<u64> = times_of_freeing.map(|it| it.count()).collect();
+            assert_eq!(freed.len(), usize::from(way == 4), "{way}");
+            assert!(freed.iter().all(|it| *it >= ROUNDS), "{freed:?}");
+        }
+        talker.close_input();
+        assert!(talker.guard().wait().success());
+    }
+}
+
 // promise: Functions: Self times of calls on fibers add up, calls too deep to be recorded are counted as lost, and calls on other stacks
 //    are not subtracted; callers are distinguished (1 program in each chroot)
 #[test]

@@ -4,6 +4,7 @@
 mod arities;
 pub(crate) mod fibers;
 mod find;
+mod freed_stacks;
 mod leaning;
 pub(crate) mod observable;
 mod patches;
@@ -26,7 +27,7 @@ use crate::observe::functions::watching::Watching;
 use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::observation::CallOnce;
 use crate::observe::point::{PATCH_LEN, PatchBytes, Point, PointKind};
-use crate::observe::role::{FilterRole, IntegerRole, KeyRole, Role, StackKind};
+use crate::observe::role::{FilterRole, FreedStackRole, IntegerRole, KeyRole, Role, StackKind};
 use crate::patch_plan::jump::PREFIX_LEN;
 use crate::patch_plan::site::PatchSite;
 use crate::process::code_files::MappedCode;
@@ -94,6 +95,8 @@ pub(crate) struct ObservedFunction {
     ends: Vec<Candidate>,
     /// What is recorded at a USDT probe that is an end of pairs.
     paired: Option<Arc<Role>>,
+    /// What is done if it frees the stacks of fibers.
+    pub(crate) freed_stack: Option<FreedStackRole>,
 }
 
 /// How the calls of a function are timed.
@@ -121,6 +124,8 @@ pub(crate) struct WantedFunction {
     pub(crate) address: LiveAddr,
     /// Whether it is a site of a USDT probe.
     pub(crate) is_usdt: bool,
+    /// Whether it was not selected: it is patched so that calls of others are told apart, and is nobody's result.
+    pub(crate) is_internal: bool,
     /// See [`FunctionPlace::named_by`].
     named_by: Option<usize>,
 }
@@ -180,6 +185,11 @@ impl ObservedFunctions {
         functions.filter_map(|(index, function)| function.integer.is_some().then_some(index))
     }
 
+    /// Returns whether any function is observed that was selected.
+    pub(crate) fn has_selected(&self) -> bool {
+        self.functions.iter().any(|it| !it.wanted.is_internal)
+    }
+
     /// Returns the refused functions of each name that has no function left to observe; all refused functions if no
     /// function at all is left.
     pub(crate) fn why_not(&self) -> Vec<&RefusedFunction> {
@@ -192,7 +202,7 @@ impl ObservedFunctions {
             let is_lost_name = one
                 .named_by
                 .is_some_and(|selector| !left.contains(&selector));
-            self.functions.is_empty() || is_lost_name
+            !self.has_selected() || is_lost_name
         };
         self.refused.iter().filter(is_lost).collect()
     }
@@ -242,13 +252,13 @@ impl ObservedFunctions {
                         let had_exits = watching.function.exits_on.take().is_some();
                         if std::mem::take(&mut watching.function.has_results) || had_exits {
                             function.ends.clear();
-                            without_results.push(function.wanted.refused(why.clone()));
+                            without_results.extend(function.wanted.refused(why.clone()));
                         }
                     }
                     true
                 }
                 None => {
-                    refused.push(function.wanted.refused(why.clone()));
+                    refused.extend(function.wanted.refused(why.clone()));
                     false
                 }
             }
@@ -315,7 +325,7 @@ impl ObservedFunctions {
     pub(crate) fn add_refused(&mut self, failed: Vec<(usize, Refusal)>) {
         for (index, why) in failed {
             let wanted = &self.functions[index].wanted;
-            self.refused.push(wanted.refused(why));
+            self.refused.extend(wanted.refused(why));
             self.not_patched.insert(index);
         }
     }
@@ -390,15 +400,16 @@ impl ObservedFunctions {
 }
 
 impl WantedFunction {
-    fn refused(&self, why: Refusal) -> RefusedFunction {
-        RefusedFunction {
+    /// Returns it as one that is not observed; `None` if it was not selected.
+    fn refused(&self, why: Refusal) -> Option<RefusedFunction> {
+        (!self.is_internal).then(|| RefusedFunction {
             name: self.name.clone(),
             object: self.object.to_path_buf(),
             address: self.address,
             why,
             is_usdt: self.is_usdt,
             named_by: self.named_by,
-        }
+        })
     }
 }
 

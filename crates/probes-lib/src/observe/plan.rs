@@ -24,7 +24,9 @@ use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::Point;
-use crate::observe::role::{ExitsRole, HistogramRole, KeyKind, KeyRole, Role, TimedRole};
+use crate::observe::role::{
+    ExitsRole, FreedStackRole, HistogramRole, KeyKind, KeyRole, Role, TimedRole,
+};
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::site::PatchSite;
 use crate::process::Process;
@@ -354,7 +356,8 @@ impl ObservationPlan {
     /// [`FunctionError::NonePossible`] if it is not.
     pub(crate) fn refuse_empty(&self) -> Result<()> {
         let refused = self.functions.why_not();
-        let is_left = self.leaves_out_refused && !self.points.is_empty();
+        let has_sites = self.points.iter().any(|it| it.site().is_some());
+        let is_left = self.leaves_out_refused && (has_sites || self.functions.has_selected());
         if refused.is_empty() || is_left {
             return Ok(());
         }
@@ -479,7 +482,7 @@ impl ObservationPlan {
 /// Marks the points that are timed, if only times of a range are recorded.
 fn mark_range(points: &mut [PlannedPoint], times: Option<TimeRange>) {
     for PlannedPoint { role, .. } in points {
-        let is_timed = !role.ends.is_empty() || role.timed.is_some();
+        let is_timed = !role.ends.is_empty() || role.timed.is_some() || role.freed_stack.is_some();
         role.is_in_range = is_timed && times.is_some();
     }
 }
@@ -537,6 +540,7 @@ fn function_points(
             if let Some(timed) = &mut role.timed {
                 timed.is_entry = part == 0;
             }
+            role.freed_stack = role.freed_stack.filter(|_| part == 0);
             if let Some(watching) = function.watching().filter(|_| !is_paired) {
                 role.watched = Some(watching.role(part, is_from_start));
             }
@@ -563,7 +567,8 @@ fn role_of_function(
         Some(keys) if timed.is_some() => (None, Some(Arc::new(keys.with_name()))),
         keys => (keys.map(Arc::new), None),
     };
-    let is_counted = timed.is_none() && function.watching().is_none();
+    let is_observed = timed.is_some() || function.watching().is_some();
+    let is_counted = !is_observed && !function.wanted.is_internal;
     let reported = timing.and_then(|timing| timing.reported.as_ref());
     Role {
         is_counted: is_counted && function.integer().is_none(),
@@ -578,6 +583,10 @@ fn role_of_function(
             is_from_start,
         }),
         reported: reported.map(|reported| reported.role(0, is_from_start)),
+        freed_stack: function.freed_stack.map(|role| FreedStackRole {
+            is_from_start,
+            ..role
+        }),
         exits: function.evaluates_at_exits.then_some(ExitsRole {
             is_ocaml: function.is_named_ocaml,
         }),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use iced_x86::Register;
 
+use crate::address::LiveAddr;
 use crate::elf::arguments::{Argument, Operand};
 use crate::expression::typed::KeyPart;
 use crate::expression::{Filter, IntegerExpression, ParameterKind};
@@ -42,6 +43,8 @@ pub(crate) struct Role {
     /// Whether only times of a range are recorded, if it is an end of a pair, or in a function that is
     /// timed ([`TIMES_FROM`](crate::observe::layout::shared::TIMES_FROM)).
     pub(crate) is_in_range: bool,
+    /// Set if it is the entry of the function that frees the stacks of fibers, and functions are timed on these.
+    pub(crate) freed_stack: Option<FreedStackRole>,
     /// Set if the hits are the returns of a function: it is counted or has a histogram, and results are asked for.
     pub(crate) exits: Option<ExitsRole>,
 }
@@ -171,6 +174,17 @@ pub(crate) struct TimedRole {
     /// only.
     pub(crate) is_entry: bool,
     /// Whether it is timed from the program's first instruction on, when its thread has no control block yet.
+    pub(crate) is_from_start: bool,
+}
+
+/// What is done where OCaml 5 frees the stack of a fiber: the calls that are left on it are counted as unwound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FreedStackRole {
+    /// The code that moves a stack that grows, and then frees the old one: where it begins, and its length in bytes.
+    pub(crate) moves_stacks: (LiveAddr, u64),
+    /// Whether only some calls of the functions that are timed are meant.
+    pub(crate) are_filtered: bool,
+    /// Whether functions are timed from the program's first instruction on.
     pub(crate) is_from_start: bool,
 }
 

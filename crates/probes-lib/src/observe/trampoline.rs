@@ -17,6 +17,7 @@
 //! trampoline   save registers, count, restore registers; or, in functions that use the x87 unit, add one to a counter
 //!              that all threads share; or, in OCaml code, to one of the domain (trampoline/template.rs)
 //!              or begin or end a call (trampoline/call.rs); an end just before the function is left
+//!              or drop the calls of a fiber that has ended (trampoline/call/freed_stack.rs)
 //!              or call another function before the first call of this one (trampoline/call_once.rs)
 //!              or write a record of the call (trampoline/function_record.rs)
 //!              the displaced instructions; jmp to what follows them

@@ -10,6 +10,7 @@ use crate::error::{ElfDefect, Error, ErrorKind, FileError, FunctionError, Refusa
 use crate::functions::{FunctionObject, FunctionPlace, Functions};
 use crate::observe::frame_id::has_runtime;
 use crate::observe::functions::fibers::ProcessStacks;
+use crate::observe::functions::freed_stacks::FreedStacks;
 use crate::observe::functions::patches::Patching;
 use crate::observe::functions::wanted::{
     EndsByPlace, ExpressionsByKind, KnownPlace, PlaceKey, PlaceKinds, Wanted,
@@ -46,8 +47,12 @@ impl ObservedFunctions {
         let words = KnownArguments::of(pid, observation, &all, watched, &asked);
         let (start_filter, _) = observation.asked_of_times()?;
         let questions = ExpressionsByKind::of(observation, start_filter.as_ref(), &words);
-        let wanted = |place: &FunctionPlace<'_>| questions.wanted(place, &kinds);
         let stacks = ProcessStacks::of(all.objects().iter().map(FunctionObject::elf));
+        let freed_stacks = if timed.is_empty() || stacks == ProcessStacks::OfThreads {
+            Vec::new()
+        } else {
+            FreedStacks::of(&all)
+        };
         let mut unreadable = [all.unreadable(), &all.unreadable_notes()].concat();
         let mut all_selectors = selectors.iter().flatten();
         if all_selectors.all(|it| matches!(it, FunctionSelector::Usdt(_))) {
@@ -58,7 +63,22 @@ impl ObservedFunctions {
             mapped: all.mapped().clone(),
             ..ObservedFunctions::default()
         };
-        let places = merged(&all, places.into_iter().zip(&selectors));
+        let mut places = merged(&all, places.into_iter().zip(&selectors));
+        let is_selected = |it: &FreedStacks<'_>| places.iter().any(|place| it.is_at(place));
+        let internal = freed_stacks.iter().filter(|it| !is_selected(it));
+        let internal: Vec<FunctionPlace<'_>> = internal.map(|it| it.place.clone()).collect();
+        let wanted = |place: &FunctionPlace<'_>| {
+            if internal
+                .iter()
+                .any(|it| PlaceKey::of(it) == PlaceKey::of(place))
+            {
+                return Wanted::FreedStacks;
+            }
+            questions.wanted(place, &kinds)
+        };
+        if !internal.is_empty() {
+            places = all.merged([places, internal.clone()].concat());
+        }
         let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
             std::ptr::eq(one.function.object, other.function.object)
         };
@@ -76,6 +96,7 @@ impl ObservedFunctions {
         if let Some(once) = observation.calls_once {
             observed.call_once(once);
         }
+        observed.notice_freed_stacks(&freed_stacks);
         let selectors = selectors.into_iter().flatten();
         observed.selectors = selectors
             .filter(|it| !matches!(it, FunctionSelector::Address(_)))
@@ -100,12 +121,12 @@ impl ObservedFunctions {
                 object: object.table().path().into(),
                 address: bias.live(address),
                 is_usdt: true,
+                is_internal: false,
                 named_by: None,
             };
             let refused = site.refused(Refusal::NoFunction);
-            if !self.refused.contains(&refused) {
-                self.refused.push(refused);
-            }
+            self.refused
+                .extend(refused.filter(|it| !self.refused.contains(it)));
         }
     }
 
@@ -165,16 +186,17 @@ impl ObservedFunctions {
             object: path.clone(),
             address: known.address,
             is_usdt: place.selected_by.is_usdt(),
+            is_internal: matches!(known.wanted, Wanted::FreedStacks),
             named_by: place.named_by,
         };
         let planned = match planned {
             Ok(planned) => planned,
             Err(why) => {
-                self.refused.push(wanted.refused(why));
+                self.refused.extend(wanted.refused(why));
                 return Ok(());
             }
         };
-        let without = planned.without_results.map(|why| wanted.refused(why));
+        let without = planned.without_results.and_then(|why| wanted.refused(why));
         self.without_results.extend(without);
         let (filter, integer, keys) = asked.unwrap_or_default();
         let paired = paired.map(|role| {
@@ -204,6 +226,7 @@ impl ObservedFunctions {
             evaluates_at_exits,
             ends: planned.ends,
             paired: paired.map(Arc::new),
+            freed_stack: None,
         });
         Ok(())
     }

@@ -546,6 +546,7 @@ impl ObservedFunctions {
                     object: Path::new("/srv/server.exe").into(),
                     address: bias.live(range.start),
                     is_usdt: false,
+                    is_internal: false,
                     named_by: None,
                 },
                 is_ocaml: false,
@@ -563,6 +564,7 @@ impl ObservedFunctions {
                 evaluates_at_exits: false,
                 ends: Vec::new(),
                 paired: None,
+                freed_stack: None,
             }
         };
         ObservedFunctions {

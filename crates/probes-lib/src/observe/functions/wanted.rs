@@ -54,6 +54,8 @@ pub(super) enum Wanted<'w> {
     Watched(&'w KnownArguments, Option<&'w CallExpressions<'w>>),
     /// Nothing: it is called, and one of its instructions is executed, to switch events on.
     NotObserved,
+    /// Nothing of its hits: it frees the stacks of fibers.
+    FreedStacks,
     /// These ends of pairs.
     Paired(&'w KnownArguments, &'w [PairEnd], &'w Observation),
 }
@@ -121,7 +123,7 @@ impl<'w> Wanted<'w> {
             Wanted::Counted(questions)
             | Wanted::Timed(questions, _)
             | Wanted::Watched(_, questions) => questions,
-            Wanted::Paired(..) | Wanted::NotObserved => None,
+            Wanted::Paired(..) | Wanted::NotObserved | Wanted::FreedStacks => None,
         }
     }
 }

@@ -91,6 +91,8 @@ pub(crate) mod call_slot {
     /// Whose stack it is: the address of the thread's control block, or of a fiber, twice its number plus one. Zero:
     /// free.
     pub(crate) const OWNER: u64 = 0;
+    /// The owner of a slot whose fiber has ended, while its calls are dropped. Not odd: no fiber takes the slot over.
+    pub(crate) const OF_NONE: u64 = 2;
     /// How many calls have not ended.
     pub(crate) const DEPTH: u64 = 8;
     /// In the first slot, a bit for each four slots: whether one of them was ever taken. The others need not be read.

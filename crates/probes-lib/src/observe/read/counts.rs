@@ -161,8 +161,10 @@ impl Counts {
 
     /// Returns how many functions were selected: to be counted or timed, and those that cannot be.
     pub fn selected_functions(&self) -> usize {
-        let patched = self.functions.functions.len() - self.functions.not_patched.len();
-        patched + self.functions.refused.len()
+        let functions = self.functions.functions.iter().enumerate();
+        let is_patched = |index| !self.functions.not_patched.contains(&index);
+        let patched = functions.filter(|(index, it)| is_patched(*index) && !it.wanted.is_internal);
+        patched.count() + self.functions.refused.len()
     }
 
     /// Returns the names of the sites of USDT probes that are observed: counted, timed or watched.

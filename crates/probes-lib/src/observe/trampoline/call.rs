@@ -33,6 +33,7 @@ use iced_x86::code_asm::{
 };
 use iced_x86::{Code, IcedError, Instruction};
 
+pub(super) mod freed_stack;
 mod last_call;
 mod self_time;
 mod slots;
@@ -242,7 +243,7 @@ fn entry(
     a.cmp(rdi, rsi)?;
     a.jae(push)?;
     clear(a, layout)?;
-    count_last(a, calls, function_data::UNWOUND)?;
+    count_last(a, shared.1, calls.are_filtered, function_data::UNWOUND)?;
     if layout.of_self {
         a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
         doubt_parent_of_last(a, role, shared)?;
@@ -390,7 +391,7 @@ fn drop_last(a: &mut CodeAssembler, calls: Calls<'_>) -> Result<(), IcedError> {
     // Without a frame, the record was not complete: its function is not known.
     a.test(rdi, rdi)?;
     a.je(not_begun)?;
-    count_last(a, calls, function_data::UNWOUND)?;
+    count_last(a, shared.1, calls.are_filtered, function_data::UNWOUND)?;
     if layout.of_self {
         a.mov(rdi, last_call(layout, call_slot::CHILDREN))?;
     }

@@ -4,7 +4,7 @@ use iced_x86::IcedError;
 use iced_x86::code_asm::{CodeAssembler, qword_ptr, rsp};
 
 use super::at_point::{PointContext, RegisterPlace};
-use super::call::{self, CallEnd, TimedCalls};
+use super::call::{self, CallEnd, TimedCalls, freed_stack};
 use super::chosen;
 use super::count::{self, CountPointers};
 use super::emit::locked_increment;
@@ -19,7 +19,7 @@ use crate::error::Refusal;
 use crate::observe::layout::arena::{Arena, LINE};
 use crate::observe::layout::rows::claim;
 use crate::observe::layout::shared::SharedLayout;
-use crate::observe::role::{ExitsRole, FunctionPart, Role};
+use crate::observe::role::{ExitsRole, FreedStackRole, FunctionPart, Role};
 use crate::patch_plan::displaced::{DisplacedCopy, ExitKind};
 use crate::patch_plan::site::PatchSite;
 
@@ -108,6 +108,48 @@ impl FunctionPointers {
 ///
 /// If it is too far from what it refers to.
 pub(super) fn code(
+    at: LiveAddr,
+    site: (&PatchSite, LoadBias),
+    role: &Role,
+    pointers: &FunctionPointers,
+) -> Option<Result<FunctionCode, DoesNotFit>> {
+    match role.freed_stack {
+        Some(freed) => Some(after_freed_stack(at, site, (role, freed), pointers)),
+        None => recording(at, site, role, pointers),
+    }
+}
+
+/// Returns the trampoline at `at` of the function that frees the stacks of fibers, and the copy of the displaced
+/// instructions in it: what is done there comes first, then what its hits are observed for, if they are.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
+fn after_freed_stack(
+    at: LiveAddr,
+    site: (&PatchSite, LoadBias),
+    (role, freed): (&Role, FreedStackRole),
+    pointers: &FunctionPointers,
+) -> Result<FunctionCode, DoesNotFit> {
+    let of_record = pointers.of_record();
+    let free = site.0.mmx_is_free();
+    let mut code = freed_stack::code(at, freed, free, role.is_in_range, of_record)?;
+    let next = at.plus(code.len() as u64);
+    let (rest, copy) = match recording(next, site, role, pointers) {
+        Some(made) => made?,
+        None if role.is_counted => {
+            let mut a = CodeAssembler::new(64)?;
+            a.add_instruction(locked_increment(pointers.counter)?)?;
+            with_displaced(a.assemble(next.0)?, next, site)?
+        }
+        None => with_displaced(Vec::new(), next, site)?,
+    };
+    code.extend(rest);
+    Ok((code, copy))
+}
+
+/// The same, without what is done where stacks are freed.
+fn recording(
     at: LiveAddr,
     site: (&PatchSite, LoadBias),
     role: &Role,

@@ -9,6 +9,7 @@ use iced_x86::code_asm::{
 use super::super::emit::{offset, word_at};
 use super::Calls;
 use crate::observe::layout::calls::{CallsLayout, call_slot, function_data};
+use crate::observe::layout::shared::SharedLayout;
 
 /// Emits the code that puts in rdx how many calls have not ended on the stack at rcx, and in rax what locates the last
 /// one; goes to `none` if there is none.
@@ -67,21 +68,22 @@ pub(super) fn drop_others(
     // Leaves the flags as they are.
     clear(a, layout)?;
     a.je(counted)?;
-    count_last(a, calls, function_data::LOST)?;
+    count_last(a, calls.shared.1, calls.are_filtered, function_data::LOST)?;
     a.set_label(&mut counted)?;
     free(a)?;
     a.jmp(again)
 }
 
-/// Emits the code that counts the call that is located, unless it is left out.
+/// Emits the code that counts the call that is located, unless it is left out; if no calls `are_filtered`, none is.
+/// Expects the address of the shared data in rbx; uses rdi.
 pub(super) fn count_last(
     a: &mut CodeAssembler,
-    calls: Calls<'_>,
+    layout: SharedLayout,
+    are_filtered: bool,
     what: u64,
 ) -> Result<(), IcedError> {
-    let layout = calls.shared.1;
     let mut over = a.create_label();
-    if calls.are_filtered {
+    if are_filtered {
         let flags = last_flags(layout.calls);
         a.test(flags, call_slot::IS_LEFT_OUT as i32)?;
         a.jne(over)?;
@@ -90,7 +92,7 @@ pub(super) fn count_last(
     a.shl(edi, function_data::LEN_BITS)?;
     let field = offset(layout.calls() + what);
     a.lock().inc(qword_ptr(rbx + rdi + field))?;
-    if calls.are_filtered {
+    if are_filtered {
         a.set_label(&mut over)?;
         a.nop()?;
     }

@@ -14,7 +14,7 @@ use crate::observe::layout::shared::SharedLayout;
 use crate::observe::role::{StackKind, TimedRole};
 
 /// If no slot is free, that of a fiber is abandoned, and may be taken, once its outermost call is 2 to this power of
-/// ticks old, about a second: an exception may have ended the fiber and its calls.
+/// ticks old, about a second: the fiber may never go on.
 const ABANDONED_BITS: u32 = 32;
 
 /// Emits the code that loads the owner of the stack into rdi (and, if that is a fiber, into r9), the frame into rsi,
@@ -43,9 +43,14 @@ pub(super) fn find_slot(
             a.sub(rsi, word_at(rcx, UPPER_END))?;
         }
     }
+    first_slot(a, shared.1)
+}
+
+/// Emits the code that loads the address of the slot that is tried first for the owner in rdi into rcx, and sets ZF if
+/// it is the owner's. Expects the address of the shared data in rbx.
+pub(super) fn first_slot(a: &mut CodeAssembler, layout: SharedLayout) -> Result<(), IcedError> {
     a.mov(edx, edi)?;
     spread(a, edx, call_slot::COUNT_BITS)?;
-    let layout = shared.1;
     a.shl(edx, layout.calls.slot_len_bits())?;
     let stacks = layout.calls() + layout.calls.slots();
     a.lea(rcx, qword_ptr(rbx + rdx + offset(stacks)))?;

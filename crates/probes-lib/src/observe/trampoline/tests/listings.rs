@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 
 use test_support::{Talker, fixture};
 
-use super::super::call::{CallEnd, TimedCalls};
+use super::super::call::{CallEnd, TimedCalls, freed_stack};
 use super::super::function::FunctionCode;
 use super::super::function_record::{RecordPointers, RecordedEvent};
 use super::*;
@@ -20,8 +20,8 @@ use crate::observe::layout::stack_copies::{FiberFields, StackCopies};
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::{
-    ArgumentFormat, ExitsRole, FilterRole, FunctionPart, HistogramRole, IntegerRole, KeyRole,
-    MemorySource, PairFilter, WatchedFunction, WordKind,
+    ArgumentFormat, ExitsRole, FilterRole, FreedStackRole, FunctionPart, HistogramRole,
+    IntegerRole, KeyRole, MemorySource, PairFilter, WatchedFunction, WordKind,
 };
 use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::Code;
@@ -892,6 +892,30 @@ fn first_call_of_another_function_is_golden() {
     let (code, _) = made.unwrap();
     assert!(code.len() as u64 <= call_once::LEN);
     assert_golden("listings/call_once.txt", &listed(&code, AT));
+}
+
+#[test]
+fn freed_stack_is_golden() {
+    let freed = FreedStackRole {
+        moves_stacks: (LiveAddr(0x5555_5000_0000), 0x2f0),
+        are_filtered: true,
+        is_from_start: false,
+    };
+    let made = |freed, mmx_is_free, layout| {
+        let pointers = record_pointers(layout);
+        let code = freed_stack::code(AT, freed, mmx_is_free, false, pointers).unwrap();
+        listed(&code, AT)
+    };
+    let lines = made(freed, true, timed_layout(false, false));
+    assert_golden("listings/freed_stack.txt", &lines);
+    // From the first instruction on, in a function that uses the x87 unit, and of all calls.
+    let from_start = FreedStackRole {
+        is_from_start: true,
+        are_filtered: false,
+        ..freed
+    };
+    let lines = made(from_start, false, timed_layout(true, false));
+    assert_golden("listings/freed_stack_from_start.txt", &lines);
 }
 
 #[test]
