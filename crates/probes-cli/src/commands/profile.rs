@@ -311,6 +311,9 @@ fn print_profile(
         let unreadable = profiler.unreadable();
         warn_of_incomplete_stacks(found, args.live, &unreadable, &output.messages);
     }
+    if args.on_cpu {
+        note_on_cpu(&profile, &output.messages);
+    }
     note_stops(&profile, &output.messages);
     failures
 }
@@ -457,6 +460,18 @@ fn warn_of_unseen_waits(profile: &Profile, hz: u32, messages: &Messages) {
             "-by thread adds up all waits of a thread, seen or not"
         };
         messages.warning(WarningKind::UnreadStacks, &text, hint);
+    }
+}
+
+/// Says, where waits are not shown, why the kernel has recorded nothing, if it has not; and that the answer is empty
+/// because no thread ran.
+fn note_on_cpu(profile: &Profile, messages: &Messages) {
+    if let WaitMethod::Sampled { because: Some(why) } = &profile.waits {
+        messages.note(&format!("the kernel records nothing: {why}"));
+    }
+    let is_running = |it: &ProfiledStack| it.activity == Activity::Running;
+    if time_of(profile, is_running).is_zero() && profile.not_sampled.is_zero() {
+        messages.note("no thread ran meanwhile; -off-cpu shows what they waited for");
     }
 }
 

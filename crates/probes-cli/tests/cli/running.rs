@@ -2,6 +2,8 @@
 
 use std::process::{Command, Stdio};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::{Guard, Scratch, Talker, fixture, fixture_forms, program};
 
@@ -145,6 +147,29 @@ fn busy_processors_are_reported_without_records() {
         said.stderr
     );
     assert_eq!(object(&said.stdout)["running_method"], "stopped");
+}
+
+// promise: Profiles: With -on-cpu, it is said why the kernel records nothing, and that no thread ran (idle and stopped processes)
+#[test]
+fn empty_profiles_say_why() {
+    const NOTHING: &str = "no thread ran meanwhile; -off-cpu shows what they waited for";
+    let target = Talker::start(&fixture("turns.pie"));
+    let pid = target.pid();
+    for is_stopped in [false, true] {
+        if is_stopped {
+            kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
+        }
+        let said = run(&format!("profile -on-cpu -for 300ms -pid {pid}"));
+        assert_eq!(said.code, Some(0));
+        assert!(said.stderr.contains(NOTHING), "{}", said.stderr);
+    }
+    kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+    let said = profile_without_perf(pid, &["-on-cpu"]).stderr;
+    assert!(
+        said.contains("the kernel records nothing: perf_event_open"),
+        "{said}"
+    );
+    assert!(said.contains(NOTHING), "{said}");
 }
 
 // promise: Profiles: The kernel's samples and stops both find the function that calls all others in nearly all the time, in whole stacks
