@@ -21,13 +21,12 @@ use crate::failure::Failure;
 use crate::poll::poll_timeout;
 use crate::standard_error;
 
-const TERMINATION_SIGNALS: [Signal; 6] = [
+const TERMINATION_SIGNALS: [Signal; 5] = [
     Signal::SIGINT,
     Signal::SIGTERM,
     Signal::SIGHUP,
     Signal::SIGQUIT,
-    // Limits of the tool itself (ulimit -f and -t). The write that exceeds the limit fails, too.
-    Signal::SIGXFSZ,
+    // The limit of the tool's own time on processors (ulimit -t).
     Signal::SIGXCPU,
 ];
 
@@ -90,6 +89,9 @@ impl TerminationSignals {
         let signals = TERMINATION_SIGNALS.into_iter();
         let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
         let pending = block(&blocked)?;
+        // A write that exceeds `ulimit -f` only fails: then it can be said, and need not end the tool.
+        let of_files = SigSet::from(Signal::SIGXFSZ).thread_block();
+        of_files.map_err(not_blocked)?;
         standard_error::set_signals_blocked(true);
         Ok(TerminationSignals {
             pending,
@@ -105,9 +107,7 @@ impl TerminationSignals {
     pub(crate) fn unblock(self) {
         // The pending ones have been handled; if they stayed pending, they would kill the tool now.
         self.take_interrupt();
-        // A write that exceeds `ulimit -f` still fails, so that this can be said.
-        let mut unblocked = self.blocked;
-        unblocked.remove(Signal::SIGXFSZ);
+        let unblocked = self.blocked;
         standard_error::set_signals_blocked(false);
         if self.have_come.get() || end_later(self.pending, unblocked, self.number).is_err() {
             // It cannot fail: the set holds valid signals.
@@ -297,11 +297,14 @@ impl AsFd for TerminationSignals {
 
 /// Blocks signals in this thread, and returns a signalfd(2) for them.
 pub(crate) fn block(signals: &SigSet) -> Result<SignalFd, Failure> {
-    let failed = |errno: Errno| Failure::System("block signals", errno.into());
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    let pending = SignalFd::with_flags(signals, flags).map_err(failed)?;
-    signals.thread_block().map_err(failed)?;
+    let pending = SignalFd::with_flags(signals, flags).map_err(not_blocked)?;
+    signals.thread_block().map_err(not_blocked)?;
     Ok(pending)
+}
+
+fn not_blocked(errno: Errno) -> Failure {
+    Failure::System("block signals", errno.into())
 }
 
 /// A signal that was read from a signalfd(2).
@@ -351,7 +354,7 @@ pub(crate) fn is_for_program(signal: &ReceivedSignal, own: [i32; 2], leads_sessi
 /// Blocks all signals in this thread, and in those that it starts.
 pub(crate) fn block_all() -> Result<(), Failure> {
     let blocked = SigSet::all().thread_block();
-    blocked.map_err(|errno| Failure::System("block signals", errno.into()))
+    blocked.map_err(not_blocked)
 }
 
 /// The longest single wait: a longer one is split.

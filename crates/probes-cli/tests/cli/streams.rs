@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -275,6 +276,22 @@ fn limit_of_file_size_leaves_no_observation() {
     assert_eq!(run.code, Some(1), "{run:?}");
     assert!(run.stderr.contains(": File too large"), "{run:?}");
     assert!(!is_observed(pid));
+}
+
+// promise: Bad input: A file of the tool's own that is longer than files may be (ulimit -f) does not end an observation
+#[test]
+fn limit_of_file_size_ends_no_observation() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    // The kernel's code in the process is copied to a file in memory.
+    let line = format!("count -fn * -for 500ms -pid {}", target.pid());
+    let begun = Instant::now();
+    let run = run_command(&mut started_by(
+        "prlimit --fsize=4096",
+        &command(line.split(' ')),
+    ));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    assert!(begun.elapsed() >= Duration::from_millis(500), "{run:?}");
+    assert!(run.stderr.contains("File too large"), "{run:?}");
 }
 
 #[test]
