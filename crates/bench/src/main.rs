@@ -22,6 +22,7 @@ mod failure;
 mod functions;
 mod gdb;
 mod goals;
+mod lasting;
 mod machine;
 mod observe;
 mod parsing;
@@ -106,7 +107,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
 }
 
 /// The names of the tables, and of their places in `docs/benchmarks.md`.
-const TABLES: [&str; 17] = [
+const TABLES: [&str; 20] = [
     "machine",
     "goals",
     "stop-time",
@@ -122,6 +123,9 @@ const TABLES: [&str; 17] = [
     "functions-calls",
     "functions-stops",
     "functions-compiler",
+    "record",
+    "serve",
+    "completion",
     "syscalls",
     "parsing",
 ];
@@ -176,6 +180,16 @@ fn measure(request: Request) -> Result<()> {
     }
     if wants("functions-compiler") {
         document.add("functions-compiler", functions::compiler(request.rounds)?);
+    }
+    if wants("record") {
+        document.add("record", lasting::record(&ready.targets, tool)?);
+    }
+    if wants("serve") {
+        document.add("serve", lasting::serve(&ready.targets, tool)?);
+    }
+    if wants("completion") {
+        let table = lasting::completion(&ready.targets, tool, request.rounds)?;
+        document.add("completion", table);
     }
     if wants("syscalls") {
         document.add("syscalls", syscalls::table(programs, tool)?);

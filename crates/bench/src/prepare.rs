@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::failure::{Failure, Result};
-use crate::programs::{FIXTURES, KINDS_SPIN, LARGE, PAIRS, WAITING};
+use crate::programs::{BURST, CALLS, FIXTURES, KINDS_SPIN, LARGE, PAIRS, WAITING};
 
 /// What was built.
 pub(crate) struct BuildOutput {
@@ -53,7 +53,7 @@ pub(crate) fn build(with_tool: bool) -> Result<BuildOutput> {
     let wanted = PROGRAMS
         .iter()
         .map(|(name, _)| format!("./test-programs/{FIXTURES}/{name}"));
-    let others = WAITING.iter().chain([&KINDS_SPIN, &PAIRS]);
+    let others = WAITING.iter().chain([&BURST, &CALLS, &KINDS_SPIN, &PAIRS]);
     let others = others.map(|file| format!("./test-programs/{file}"));
     run(Command::new("dune")
         .arg("build")

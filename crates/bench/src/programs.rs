@@ -12,6 +12,12 @@ pub(crate) const KINDS_SPIN: &str = "fixtures/kinds_spin.pie";
 /// Executes a given number of pairs.
 pub(crate) const PAIRS: &str = "fixtures/timed.pie";
 
+/// Calls functions in bursts.
+pub(crate) const BURST: &str = "fixtures/calls.pie";
+
+/// OCaml functions, called when it is told to by a line of input.
+pub(crate) const CALLS: &str = "calls.exe";
+
 /// Programs that have probes, and wait for a line of input.
 pub(crate) const WAITING: [&str; 4] = [
     "fixtures/gen_ocaml_2.pie",

@@ -19,19 +19,20 @@ use crate::stats::Samples;
 const NUMBERS: [usize; 3] = [0, 500, 2_000];
 
 /// Processes that wait for a line until this is dropped.
-struct Processes {
-    _processes: Vec<Guard>,
+pub(crate) struct Processes {
+    processes: Vec<Guard>,
     _input: OwnedFd,
 }
 
 impl Processes {
-    fn start(targets: &Path, number: usize) -> Result<Processes> {
+    /// Starts so many processes of these programs.
+    pub(crate) fn start(targets: &Path, programs: &[&str], number: usize) -> Result<Processes> {
         let failed = || Failure::of("cannot make a pipe");
         let (input, input_writer) = pipe().map_err(failed())?;
         let (output, output_writer) = pipe().map_err(failed())?;
         let copy = |end: &OwnedFd| end.try_clone().map_err(Failure::of("cannot copy a pipe"));
         let mut processes = Vec::with_capacity(number);
-        for file in WAITING.iter().cycle().take(number) {
+        for file in programs.iter().cycle().take(number) {
             let mut command = Command::new(targets.join(file));
             command.stdin(Stdio::from(copy(&input)?));
             command.stdout(Stdio::from(copy(&output_writer)?));
@@ -43,9 +44,13 @@ impl Processes {
             return Err(Failure::new("a program exited before it was ready"));
         }
         Ok(Processes {
-            _processes: processes,
+            processes,
             _input: input_writer,
         })
+    }
+
+    pub(crate) fn pids(&self) -> impl Iterator<Item = i32> {
+        self.processes.iter().map(Guard::pid)
     }
 }
 
@@ -59,7 +64,7 @@ pub(crate) fn table(targets: &Path, tool: &Path, rounds: usize) -> Result<String
     ]);
     for number in NUMBERS {
         eprintln!("bench: ps among {number} processes");
-        let _processes = Processes::start(targets, number)?;
+        let _processes = Processes::start(targets, &WAITING, number)?;
         let (mut took, mut cpu, mut memory) = <(Samples, Samples, Samples)>::default();
         for _ in 0..rounds {
             let begun = Instant::now();
