@@ -18,7 +18,8 @@ thread
 and then its frames, the innermost first, `-` for what is not known:
     frame ADDRESS FUNCTION OBJECT FILE:LINE
 ROLE is main, domain, systhread, tick (has systhreads take turns), backup (of a domain) or other,
-STATE running, blocked, waiting or stopped, STACK complete, guessed, cut or unread. In OCaml 5
+STATE running, blocked, waiting (in the kernel, outside of a system call), stopped or frozen (by
+its cgroup), STACK complete, guessed, cut or unread. In OCaml 5
     domain 3
 follows if the domain of the thread is known (0 is that of the main thread), and of a blocked thread
     waits for file descriptor 5 (/tmp/fifo)
