@@ -32,14 +32,14 @@ const SERVED: usize = 50;
 const FUNCTIONS: &str = "Calls.leaf,Calls.deep,Calls.raises,Calls.work,Calls.run,Calls.fork";
 
 /// The tool while it runs.
-struct RunningTool {
+struct LastingCommand {
     guard: Guard,
     output: BufReader<ChildStdout>,
     cpu: ClockId,
 }
 
-impl RunningTool {
-    fn start(tool: &Path, args: &[impl AsRef<OsStr>]) -> Result<RunningTool> {
+impl LastingCommand {
+    fn start(tool: &Path, args: &[impl AsRef<OsStr>]) -> Result<LastingCommand> {
         let mut command = Command::new(tool);
         command.args(args).env_remove(cost::SET_BY_CARGO);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
@@ -47,7 +47,7 @@ impl RunningTool {
         let output = guard.child().stdout.take();
         let output = output.ok_or_else(|| Failure::new("the tool has no output"))?;
         let cpu = clock_getcpuclockid(Pid::from_raw(guard.pid()));
-        Ok(RunningTool {
+        Ok(LastingCommand {
             cpu: cpu.map_err(Failure::of("cannot read the times of the tool"))?,
             output: BufReader::new(output),
             guard,
@@ -109,7 +109,7 @@ pub(crate) fn record(targets: &Path, tool: &Path) -> Result<String> {
         let line = format!("record -json -fn burst -pid {}{flags} -o", talker.pid());
         let mut args: Vec<&OsStr> = line.split(' ').map(OsStr::new).collect();
         args.push(file.as_os_str());
-        let tool = RunningTool::start(tool, &args)?;
+        let tool = LastingCommand::start(tool, &args)?;
         eventually("it records", || file.exists().then_some(()));
         let (begun, before) = (Instant::now(), tool.cpu()?);
         std::thread::sleep(MEASURED);
@@ -153,7 +153,7 @@ pub(crate) fn serve(targets: &Path, tool: &Path) -> Result<String> {
     for pid in processes.pids() {
         args.extend(["-pid".to_owned(), pid.to_string()]);
     }
-    let mut tool = RunningTool::start(tool, &args)?;
+    let mut tool = LastingCommand::start(tool, &args)?;
     let url = tool.line()?;
     let address = url
         .strip_prefix("http://")

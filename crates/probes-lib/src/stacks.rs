@@ -5,6 +5,7 @@
 //! wait         system call + arguments → what it waits for
 //! known        stacks that were found before → the same ones again, without unwinding                pure
 //! trampolines  those that observers have mapped into the process
+//! mutex        the thread that has the mutex which another one waits for; no stop
 //! domain       thread pointer → the domain of OCaml 5 that it belongs to; no stop
 //! name         addresses → functions and source lines
 //! ```
@@ -15,6 +16,7 @@
 pub(crate) mod domain;
 mod known;
 mod memory;
+mod mutex;
 mod name;
 mod report;
 #[cfg(test)]
@@ -248,8 +250,10 @@ impl Stacks {
             return Err(Error::of_process(self.pid(), ProcessError::Executed));
         }
         let threads = readings.into_iter().map(|reading| self.named(reading));
+        let mut threads: Vec<ThreadStack> = threads.collect();
+        self.find_owners(&mut threads);
         Ok(StackReport {
-            threads: threads.collect(),
+            threads,
             stopped,
             not_stopped,
         })
@@ -610,6 +614,35 @@ impl Stacks {
             end,
             is_guessed,
         }
+    }
+
+    /// Finds out, of threads that wait for a mutex, which of the others has it.
+    fn find_owners(&self, threads: &mut [ThreadStack]) {
+        let tids: HashSet<i32> = threads.iter().map(|it| it.tid).collect();
+        for thread in threads {
+            let ThreadState::Blocked {
+                waits_for: Some(WaitsFor::Futex { address, owner }),
+                ..
+            } = &mut thread.state
+            else {
+                continue;
+            };
+            if mutex::is_taking_mutex(&thread.frames) {
+                let found = self.owner(thread.tid, *address);
+                *owner = found.filter(|it| *it != thread.tid && tids.contains(it));
+            }
+        }
+    }
+
+    /// Returns the owner of the mutex that a thread waits for now, by the address of its futex; `None` if it waits for
+    /// another one, or for none.
+    fn owner(&self, tid: i32, futex: LiveAddr) -> Option<i32> {
+        let files = ThreadFiles::open(&self.process, tid).ok()??;
+        let moment = files.moment_since(files.slices().ok()??).ok()??;
+        let call = moment.entry()?.call?;
+        let is_same = wait::futex(&call) == Some(futex);
+        let owner = mutex::owner(&self.memory, futex).filter(|_| is_same);
+        owner.filter(|_| files.has_run_since(&moment).is_ok_and(|has_run| !has_run))
     }
 
     /// Returns where the functions are that do the work of the collector.

@@ -63,6 +63,8 @@ struct Call {
     waits_for: Option<String>,
     /// The descriptor of the file that it waits for.
     descriptor: Option<i32>,
+    /// The thread that has the mutex that it waits for.
+    owner: Option<i32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -200,15 +202,17 @@ impl Thread {
             ThreadState::Stopped => ("stopped", None),
             ThreadState::Frozen => ("frozen", None),
             ThreadState::Blocked { call, waits_for } => {
-                let descriptor = match waits_for {
-                    Some(WaitsFor::File { descriptor, .. }) => Some(*descriptor),
-                    _ => None,
+                let (descriptor, owner) = match waits_for {
+                    Some(WaitsFor::File { descriptor, .. }) => (Some(*descriptor), None),
+                    Some(WaitsFor::Futex { owner, .. }) => (None, *owner),
+                    _ => (None, None),
                 };
                 let call = Call {
                     number: call.number,
                     name: call.name(),
                     waits_for: waits_for.as_ref().map(ToString::to_string),
                     descriptor,
+                    owner,
                 };
                 ("blocked", Some(call))
             }

@@ -272,6 +272,36 @@ fn ten_thousand_threads_have_stacks() {
     assert_eq!(waits["because"].is_string(), !is_recorded, "{waits}");
 }
 
+// promise: Stacks: Of a thread that waits for a mutex, the thread that has it is named; a condition has no owner (2 programs)
+#[test]
+fn owners_of_mutexes_are_named() {
+    for file in program_forms("waiting") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let calls = |thread: &Value, name: &str| functions(thread).iter().any(|it| it == name);
+        let threads = read_when(pid, "", |threads| {
+            let has = |name| threads.iter().any(|thread| calls(thread, name));
+            has("pthread_mutex_lock") && has("Stdlib.Condition.wait") | has("caml_condition_wait")
+        });
+        // The main thread has locked it.
+        let locks = threads.iter().find(|it| calls(it, "pthread_mutex_lock"));
+        let call = &locks.unwrap()["system_call"];
+        assert_eq!(call["owner"], pid, "{call}");
+        let waits_for = call["waits_for"].as_str().unwrap();
+        let text = format!(", a mutex that thread {pid} has");
+        assert!(
+            waits_for.starts_with("the futex at 0x") && waits_for.ends_with(&text),
+            "{waits_for}"
+        );
+        let owned = threads
+            .iter()
+            .filter(|it| !it["system_call"]["owner"].is_null());
+        assert_eq!(owned.count(), 1);
+        let shown = run(&format!("stack -format table -pid {pid}")).answer();
+        assert!(shown.contains(&text), "{shown}");
+    }
+}
+
 // promise: Stacks: A process that cannot be stopped has the stacks of its blocked threads, and the others are said to be missing
 #[test]
 fn traced_process_has_stacks_of_blocked_threads() {

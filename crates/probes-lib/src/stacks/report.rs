@@ -99,7 +99,9 @@ pub struct ThreadStack {
 ///
 /// for thread in Stacks::of_process(4242)?.read(true)?.threads {
 ///     match thread.state {
-///         ThreadState::Blocked { waits_for: Some(WaitsFor::Futex { address }), .. } => println!("lock {address}"),
+///         ThreadState::Blocked { waits_for: Some(WaitsFor::Futex { address, owner: Some(owner) }), .. } => {
+///             println!("thread {owner} has the lock {address}");
+///         }
 ///         ThreadState::Blocked { call, .. } => println!("{}", call.name().unwrap_or("?")),
 ///         other => println!("{other}"),
 ///     }

@@ -41,6 +41,8 @@ pub enum WaitsFor {
     Futex {
         /// The address of the futex.
         address: LiveAddr,
+        /// The thread that has the lock, if it is a mutex of the C library (`pthread_mutex_lock`).
+        owner: Option<i32>,
     },
     /// The time.
     Time,
@@ -122,12 +124,24 @@ impl fmt::Display for WaitsFor {
             WaitsFor::Files { count: Some(1) } => f.write_str("1 file descriptor"),
             WaitsFor::Files { count: Some(count) } => write!(f, "{count} file descriptors"),
             WaitsFor::Files { count: None } => f.write_str("file descriptors"),
-            WaitsFor::Futex { address } => write!(f, "the futex at {address}"),
+            WaitsFor::Futex { address, owner } => {
+                write!(f, "the futex at {address}")?;
+                match owner {
+                    Some(owner) => write!(f, ", a mutex that thread {owner} has"),
+                    None => Ok(()),
+                }
+            }
             WaitsFor::Time => f.write_str("the time"),
             WaitsFor::Child => f.write_str("a child process"),
             WaitsFor::Signal => f.write_str("a signal"),
         }
     }
+}
+
+/// Returns the futex that a thread waits for in this system call, if it does.
+pub(super) fn futex(call: &SystemCall) -> Option<LiveAddr> {
+    let is_futex = i64::from(call.number) == libc::SYS_futex;
+    is_futex.then_some(LiveAddr(call.arguments[0]))
 }
 
 /// Returns what a system call of a thread of `process` waits for; `None` if that is not known.
@@ -175,7 +189,8 @@ pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor
             WaitsFor::Files { count: None }
         }
         Sysno::futex => WaitsFor::Futex {
-            address: LiveAddr(first),
+            address: futex(call)?,
+            owner: None,
         },
         Sysno::nanosleep | Sysno::clock_nanosleep => WaitsFor::Time,
         Sysno::wait4 | Sysno::waitid => WaitsFor::Child,

@@ -1,0 +1,71 @@
+//! Which thread has the mutex that another one waits for, as the C library notes it in the mutex.
+//!
+//! ```text
+//! glibc    lock (4 bytes; the futex): 2 = taken, and others wait; count (4 bytes); thread id of the owner (4 bytes)
+//!          mutexes that are robust or inherit priorities: as in musl
+//! musl     lock (the futex): the thread id of the owner, and bit 31: others wait
+//! ```
+//!
+//! Other locks may look the same, so one of these functions has to be among the innermost frames.
+
+use std::sync::Arc;
+
+use super::StackFrame;
+use crate::address::LiveAddr;
+use crate::memory::ReadMemory;
+
+/// How many frames there are, at most, from the system call to the function that takes the mutex.
+const INNER_FRAMES: usize = 4;
+
+/// The value of the lock of a mutex of glibc that is taken, and that others wait for.
+const CONTENDED: u32 = 2;
+
+/// The bits of a lock that holds a thread id: others wait (`FUTEX_WAITERS`), and the id (`FUTEX_TID_MASK`).
+const HAS_WAITERS: u32 = 1 << 31;
+const OWNER_MASK: u32 = (1 << 30) - 1;
+
+/// Returns whether a thread with these frames takes a mutex.
+pub(super) fn is_taking_mutex(frames: &[Arc<StackFrame>]) -> bool {
+    let mut names = frames
+        .iter()
+        .take(INNER_FRAMES)
+        .filter_map(|it| it.function.as_deref());
+    names.any(|name| {
+        let name = name.trim_start_matches('_');
+        let of_mutex = name.strip_prefix("pthread_mutex_");
+        of_mutex.is_some_and(|rest| ["lock", "lock_full", "timedlock", "clocklock"].contains(&rest))
+    })
+}
+
+/// Returns the thread id of the owner of a mutex that a thread waits for, by the address of its futex.
+pub(super) fn owner(memory: &impl ReadMemory, futex: LiveAddr) -> Option<i32> {
+    let mut bytes = [0; 12];
+    memory.read(futex, &mut bytes).ok()?;
+    let word = |at: usize| bytes[at..].first_chunk().map(|it| u32::from_le_bytes(*it));
+    let owner = match word(0)? {
+        CONTENDED => word(8)?,
+        lock if lock & HAS_WAITERS != 0 => lock & OWNER_MASK,
+        _ => return None,
+    };
+    i32::try_from(owner).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::double::SliceMemory;
+
+    #[test]
+    fn owners_are_found_in_the_lock() {
+        let of = |words: [u32; 3]| {
+            let bytes: Vec<u8> = words.iter().flat_map(|it| it.to_le_bytes()).collect();
+            owner(&SliceMemory::new([(0x1000, bytes)]), LiveAddr(0x1000))
+        };
+        assert_eq!(of([CONTENDED, 1, 4247]), Some(4247));
+        assert_eq!(of([HAS_WAITERS | 4247, 0, 9]), Some(4247));
+        // Nobody waits for it, or it is no mutex.
+        assert_eq!(of([1, 1, 4247]), None);
+        assert_eq!(of([CONTENDED, 1, u32::MAX]), None);
+        assert_eq!(owner(&SliceMemory::new([]), LiveAddr(0x1000)), None);
+    }
+}
