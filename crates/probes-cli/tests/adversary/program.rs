@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use probes_lib::Target;
-use test_support::{Scratch, Talker, eventually, program_forms};
+use test_support::{Scratch, Talker, eventually, fixture_forms, program_forms};
 
 /// A program, with all that a run of it needs.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub(crate) struct Program {
     /// not in another, loaded later, is inconsistent: `-force` alone repairs it, and never with
     /// `-live`. What was changed in an object cannot be undone once that is unloaded.
     pub(crate) loads_objects: bool,
+    /// Whether it has a runtime of OCaml.
+    pub(crate) has_runtime: bool,
 }
 
 impl Program {
@@ -46,6 +48,16 @@ impl Program {
             has_verdict: false,
             may_refuse: false,
             loads_objects: false,
+            has_runtime: true,
+        }
+    }
+
+    /// A fixture: a program in assembler, with the sites of compilers that this machine lacks.
+    pub(crate) fn fixture(name: &str, dialogue: fn(&mut Talker)) -> Program {
+        Program {
+            forms: fixture_forms(name),
+            has_runtime: false,
+            ..Program::other("handlers", dialogue)
         }
     }
 
@@ -94,7 +106,8 @@ impl Program {
         command.env("OCAMLRUNPARAM", self.runtime).stderr(errors);
         let mut talker = Talker::spawn(command);
         let ready = talker.expect("ready");
-        let pid = ready.rsplit_once("pid=").unwrap().1.parse().unwrap();
+        let pid = ready.rsplit_once("pid=");
+        let pid = pid.map_or(talker.pid(), |(_, pid)| pid.parse().unwrap());
         Running {
             program: self,
             talker,
@@ -108,9 +121,10 @@ impl Program {
 pub(crate) struct Running<'a> {
     pub(crate) program: &'a Program,
     pub(crate) talker: Talker,
+    /// Its pid, or that of the tool that has started it, if it does not print its own.
     pub(crate) pid: i32,
-    /// Holds its standard error.
-    scratch: Scratch,
+    /// Holds its standard error, and what observers write.
+    pub(crate) scratch: Scratch,
 }
 
 impl Running<'_> {

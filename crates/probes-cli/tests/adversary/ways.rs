@@ -7,12 +7,12 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use test_support::{Guard, eventually};
+use test_support::{Guard, Scratch, eventually};
 
 use crate::case::Case;
 use crate::program::{Program, Running};
 use crate::shown;
-use crate::support::{command, run};
+use crate::support::{command, run_command};
 
 /// What is done to a program in one run of it; `Storm` mixes switching and observing at random.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,32 +34,82 @@ const SWITCHES: [&str; 5] = [
     "attach -enable-all -for 10ms",
 ];
 
-/// The commands that observe; `killed …` is the command that follows, or `count`, killed at a random moment.
-const OBSERVATIONS: [&str; 12] = [
+/// The commands that observe or read; `killed …` is the command that follows, or `count`, killed at a random moment. PAIR
+/// are two probes of the program, FILE is a file for the tool. Those that take long are not beside each other.
+const OBSERVATIONS: [&str; 37] = [
     "count -for 20ms",
-    "count -for 20ms -fn *",
-    "latency -for 20ms",
-    "latency -for 20ms -fn caml_*,Stdlib.*",
-    "hist -for 20ms -of 7",
-    "hist -for 20ms -fn caml_a*,caml_g* -of arg0",
+    "latency -for 20ms -pair PAIR",
     "watch -json -limit 300 -for 200ms -regexp .",
-    "killed",
-    "killed -fn *",
     "killed latency -fn caml_*,Stdlib.*",
+    "profile -for 30ms",
+    "hist -for 20ms -of 7",
+    "count -for 20ms -by stack",
+    "killed",
+    "watch -json -limit 100 -for 50ms -fn caml_a*",
+    "stack",
+    "count -for 20ms -fn *",
+    "record -quiet -for 20ms -fn caml_a* -results -o FILE.fxt",
+    "latency -for 20ms -pair PAIR -over 0 -stack",
+    "gc -for 20ms",
+    "info -sites",
+    "watch -json -limit 100 -for 50ms -regexp . -sample 1/7",
+    "hist -for 20ms -of 7 -by tid",
+    "latency -for 20ms -self -fn caml_*,Stdlib.*",
+    "profile -for 30ms -live",
     "killed hist -fn caml_a*,caml_g* -of arg0",
+    "count -for 20ms -where tid>0",
     "observe -clean",
+    "watch -json -limit 300 -for 50ms -fn Stdlib.L* -results",
+    "count -for 20ms -follow",
+    "latency -for 20ms -pair PAIR -key tid",
+    "hist -for 20ms -fn caml_a*,caml_g* -of arg0",
+    "profile -for 30ms -off-cpu",
+    "watch -json -limit 100 -for 50ms -regexp . -stack",
+    "count -for 20ms -by tid,probe",
+    "latency -for 20ms -fn caml_*,Stdlib.* -pair PAIR",
+    "record -quiet -for 20ms -pair PAIR -off-cpu -o FILE.perfetto-trace",
+    "count -for 20ms -gc minor,slice",
+    "list -functions caml_a*",
+    "killed -fn *",
+    "latency -for 20ms -follow -pair PAIR",
+    "watch -json -limit 300 -for 50ms -regexp . -follow",
+    "count -for 20ms -fn caml_a* -by caller",
 ];
 
-/// The flags of `trace` by which a program is started; with `killed`, the tool is killed in the end.
-pub(crate) const LAUNCHES: [&str; 7] = [
-    "-count",
-    "-count -fn *",
-    "-latency",
-    "-watch",
-    "-wait -enable-all",
-    "-follow",
-    "-count killed",
+/// The commands by which a program is started; with `killed`, the tool is killed in the end.
+pub(crate) const LAUNCHES: [&str; 15] = [
+    "trace -count",
+    "trace -latency PAIR",
+    "profile",
+    "trace -count -fn *",
+    "trace -wait -enable-all",
+    "record -pair PAIR -off-cpu -o FILE.perfetto-trace",
+    "trace -watch ALL",
+    "trace -hist ALL -of 7",
+    "trace -follow -wait -enable-all",
+    "gc",
+    "trace -latency PAIR -over 0",
+    "record -fn caml_a* -o FILE.json",
+    "trace -count killed",
+    "trace -watch -fn caml_a* -results",
+    "profile -off-cpu -live",
 ];
+
+/// Those of the commands that can be used on the program: a fixture has no functions of OCaml's runtime.
+fn usable(commands: &'static [&'static str], program: &Program) -> Vec<&'static str> {
+    let of_runtime = [" caml_", " Stdlib", "gc"];
+    let is_usable =
+        |words: &&&str| program.has_runtime || !of_runtime.iter().any(|word| words.contains(word));
+    commands.iter().filter(is_usable).copied().collect()
+}
+
+/// The commands in their order from a random place on. The short run of a case uses a part of them, so each
+/// case uses another part.
+fn from_random_place(case: &mut Case, mut commands: Vec<&'static str>) -> Vec<&'static str> {
+    let place = case.random(commands.len() as u64);
+    commands.rotate_left(place as usize);
+    commands
+}
 
 /// Runs a program in every way: in the long run of the suite in both forms (PIE and non-PIE), in
 /// the short run each way in one of them.
@@ -88,22 +138,29 @@ fn alone(program: &Program, case: &mut Case) -> u64 {
 }
 
 fn treat(case: &mut Case, program: &Program, form: usize, way: Way) {
+    let (each, launches) = if case.is_long() {
+        (100, LAUNCHES.len())
+    } else {
+        (10, 4)
+    };
     if way == Way::Launched {
-        for launch in LAUNCHES {
-            launched(case, program, form, launch);
+        let commands = from_random_place(case, usable(&LAUNCHES, program));
+        for words in commands.into_iter().take(launches) {
+            launched(case, program, form, words);
         }
         return;
     }
     let mut running = program.start(form);
-    let each = if case.is_long() { 100 } else { 10 };
+    running.speak();
+    let observations = from_random_place(case, usable(&OBSERVATIONS, program));
     // In this order even in a storm, so that what the program has enabled itself is not disabled.
     let mut switches = SWITCHES.into_iter().cycle();
     for step in 0..each {
         let words = match way {
             Way::Switched => SWITCHES[step % SWITCHES.len()],
-            Way::Observed => OBSERVATIONS[step % OBSERVATIONS.len()],
+            Way::Observed => observations[step % observations.len()],
             _ if case.random(2) == 0 => switches.next().unwrap(),
-            _ => OBSERVATIONS[case.random(OBSERVATIONS.len() as u64) as usize],
+            _ => observations[case.random(observations.len() as u64) as usize],
         };
         act(case, &running, words);
         running.speak();
@@ -123,13 +180,10 @@ fn act(case: &mut Case, running: &Running, words: &str) {
     if words.starts_with("attach") && running.program.loads_objects {
         line = line.replace(" -live", "").replace(" -for 10ms", "") + " -force";
     }
-    if words.starts_with("latency") {
-        let probes = running.program.probes();
-        line += &format!(" -pair {},{}", probes.last().unwrap(), probes[0]);
-    }
+    let words_of_line = filled_in(&line, running.program, &running.scratch);
     // On a busy machine, a thread may get no processor before the deadline.
     let ran = eventually("all threads can be stopped", || {
-        let ran = run(&line);
+        let ran = run_command(&mut command(&words_of_line));
         (!is_busy(ran.code, &ran.stderr)).then_some(ran)
     });
     let is_refused = running.program.may_refuse && ran.code == Some(1);
@@ -139,17 +193,32 @@ fn act(case: &mut Case, running: &Running, words: &str) {
         } else {
             "ocaml-probes: "
         };
-        assert!(ran.stderr.starts_with(start), "{line}: {ran:?}");
+        // Notes may come before.
+        let says_why = ran.stderr.lines().any(|said| said.starts_with(start));
+        assert!(says_why, "{line}: {ran:?}");
         return case.count(format!("{words}: refused"));
     }
     assert_eq!(ran.code, Some(0), "{line}: {ran:?}");
-    if words.starts_with("watch") {
+    let shows_numbers = running.program.has_runtime && !words.contains("-fn");
+    if words.starts_with("watch") && shows_numbers {
         case.add(
             "hits whose values are right",
             shown::check(&ran.stdout, &line),
         );
     }
     case.count(words);
+}
+
+/// The words, with what they leave open.
+fn filled_in(words: &str, program: &Program, scratch: &Scratch) -> Vec<String> {
+    let probes = program.probes();
+    let pair = format!("{},{}", probes.last().unwrap(), probes[0]);
+    let file = scratch.file("recorded").display().to_string();
+    let fill = |word: &str| {
+        let word = word.replace("FILE", &file).replace("PAIR", &pair);
+        word.replace("ALL", &probes.join(","))
+    };
+    words.split(' ').map(fill).collect()
 }
 
 /// Whether the tool has given up, changed nothing, and says that trying again may help.
@@ -191,21 +260,12 @@ fn kill_observer(case: &mut Case, running: &Running, flags: &str) {
 /// How long a program that `trace` has started runs.
 const LAUNCHED: Duration = Duration::from_millis(150);
 
-/// Runs the program under `trace`, which observes it or switches its probes from its first instruction on.
+/// Runs the program under a command that starts it, and observes it or switches its probes from its first instruction on.
 pub(crate) fn launched(case: &mut Case, program: &Program, form: usize, launch: &str) {
-    let probes = program.probes();
-    let mut tool = command(["trace", "-quiet"]);
+    let scratch = Scratch::new();
     let words = launch.strip_suffix(" killed").unwrap_or(launch);
-    for word in words.split(' ') {
-        tool.arg(word);
-        match word {
-            "-latency" => tool.arg(format!("{},{}", probes.last().unwrap(), probes[0])),
-            "-watch" => tool.arg(probes.join(",")),
-            "-follow" => tool.args(["-wait", "-enable-all"]),
-            _ => &mut tool,
-        };
-    }
-    tool.arg("-prog").arg(program.form(form));
+    let mut tool = command(filled_in(words, program, &scratch));
+    tool.args(["-quiet", "-prog"]).arg(program.form(form));
     tool.arg("--").args(&program.args);
     let mut running = program.spawn(&mut tool);
     let started = Instant::now();
@@ -220,5 +280,5 @@ pub(crate) fn launched(case: &mut Case, program: &Program, form: usize, launch: 
         running.talker.guard().wait();
         running.verdict(launch)
     };
-    case.add(format!("rounds under trace {launch}"), rounds);
+    case.add(format!("rounds under {launch}"), rounds);
 }

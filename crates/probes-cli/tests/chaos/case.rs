@@ -56,7 +56,7 @@ impl Case {
             started: Instant::now(),
             share,
             counts: BTreeMap::new(),
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: seed(name),
             progress,
             _alone: alone,
         }
@@ -100,14 +100,22 @@ impl Case {
         self.counts.get(what).copied().unwrap_or(0)
     }
 
-    /// The next pseudo-random number below `limit`, of a sequence that is the same in every run:
-    /// xorshift64, of Marsaglia's "Xorshift RNGs".
+    /// The next pseudo-random number below `limit`, of a sequence that is the same in every run,
+    /// and another one in each case: xorshift64, of Marsaglia's "Xorshift RNGs".
     pub(crate) fn random(&mut self, limit: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         self.random % limit
     }
+}
+
+/// Another number for each name, and not 0: FNV-1a.
+fn seed(name: &str) -> u64 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.max(1)
 }
 
 impl Drop for Case {
