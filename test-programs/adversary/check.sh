@@ -1,8 +1,8 @@
 # Runs the programs without a tool, as PIE and as non-PIE: each has to print a good verdict.
-# Those whose arguments are files of other directories (self, loading) are run by the tests.
+# Those whose arguments are files of other directories (self, loading, changes) are run by the tests.
 set -eu
 
-for program in signals systhreads children limits environment self memprof loading callbacks values naked; do
+for program in signals systhreads children limits environment self memprof loading callbacks values naked changes; do
   readelf -h $program.exe | grep -q 'Type: *DYN ' || echo "$program.exe is not PIE"
   readelf -h ${program}_nopie.exe | grep -q 'Type: *EXEC ' || echo "${program}_nopie.exe is PIE"
 done

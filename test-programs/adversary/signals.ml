@@ -62,10 +62,15 @@ let send () =
   wait 10_000;
   Verdict.check (!received = !expected) "each signal is handled once"
 
+(* Where three handlers raise this often, OCaml 5.3 and 5.4 crash without a tool, in one run of
+   three that lasts 3 s; with two they do not. *)
+let timers =
+  let two = [ Unix.ITIMER_REAL; ITIMER_VIRTUAL ] in
+  if Sys.ocaml_version < "5" then Unix.ITIMER_PROF :: two else two
+
 let set interval =
   let timer = { Unix.it_interval = interval; it_value = interval } in
-  let set which = ignore (Unix.setitimer which timer) in
-  List.iter set [ Unix.ITIMER_REAL; ITIMER_VIRTUAL; ITIMER_PROF ]
+  List.iter (fun which -> ignore (Unix.setitimer which timer)) timers
 
 let round n =
   let before = !ticks in

@@ -4,7 +4,8 @@
 //! default, each case runs its least number of rounds.
 //!
 //! The programs are in `test-programs/adversary`: signals, threads, processes, limits, what a
-//! program can see, and what else the OCaml runtimes offer. Each prints its verdict.
+//! program can see and do to itself, and what else the OCaml runtimes offer. Each prints its verdict.
+//! Fixtures have the probes of compilers that this machine lacks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

@@ -5,8 +5,7 @@ use test_support::{Talker, program};
 use crate::program::Program;
 use crate::ways::every_way;
 
-/// Whether the programs were built by OCaml 5. Then `domains` and `effects` exist, and `signals` is
-/// killed by SIGSEGV even without the tool (1 of 6 runs of 4 s with OCaml 5.3).
+/// Whether the programs were built by OCaml 5. Then `domains` and `effects` exist.
 fn is_of_ocaml_5() -> bool {
     let directory = program("terminating").with_file_name("ocaml5");
     directory.join("domains.exe").exists()
@@ -16,16 +15,11 @@ fn is_of_ocaml_5() -> bool {
 //    program sends itself, are handled as without the tool (in every way)
 #[test]
 fn signal_handling_is_unaffected() {
-    if !is_of_ocaml_5() {
-        every_way("signals", &Program::checked("signals"));
-    }
+    every_way("signals", &Program::checked("signals"));
 }
 
 #[test]
 fn signals_are_handled_with_small_heap() {
-    if is_of_ocaml_5() {
-        return;
-    }
     let program = Program::checked("signals").with_runtime("b,s=256");
     every_way("signals, in a small heap", &program);
 }
@@ -66,6 +60,17 @@ fn program_switches_own_probes_while_observed() {
     every_way("its own probes", &program);
 }
 
+// promise: Observations: A program that closes all descriptors, moves to another root directory and
+//    user, and forbids itself privileges, dumps and executable memory, is changed and observed as far
+//    as it permits, and runs on (in every way)
+#[test]
+fn programs_that_confine_themselves_are_unaffected() {
+    let library = std::env::current_exe().unwrap();
+    let library = library.with_file_name("libprobes.so");
+    let program = Program::checked("changes").with_args([library]);
+    every_way("changes", &program.may_be_refused());
+}
+
 // promise: Observations: Callbacks of Gc.Memprof allocate and hit probes as without a tool (in every
 //    way)
 #[test]
@@ -96,9 +101,11 @@ fn callbacks_from_c_are_unaffected() {
 #[test]
 fn values_are_shown_as_passed() {
     every_way("values", &Program::checked("values"));
-    for runtime in ["o=20,O=0,s=512", "c,b"] {
-        let program = Program::checked("values").with_runtime(runtime);
-        every_way("values, with other parameters", &program);
+    for (name, runtime) in [
+        ("values, in a small heap", "o=20,O=0,s=512"),
+        ("values, with a cleanup at exit", "c,b"),
+    ] {
+        every_way(name, &Program::checked("values").with_runtime(runtime));
     }
 }
 
@@ -127,7 +134,26 @@ fn results_of_handlers_are_unaffected() {
             let line = talker.ask("run", "round");
             assert!(line.contains(" work=516 "), "{line}");
         });
-        every_way("handlers", &program);
+        every_way(name, &program);
+    }
+}
+
+// promise: Observations: Programs with the sites of 4.11.0, 4.11.1, the compilers between and OxCaml
+//    behave as without a tool (4 fixtures, in every way)
+#[test]
+fn fixtures_of_other_compilers_are_unaffected() {
+    for name in [
+        "gen_ocaml",
+        "gen_ocaml_4_11_1",
+        "gen_ocaml_2",
+        "mixed_generations",
+    ] {
+        let program = Program::fixture(name, |talker| {
+            let line = talker.ask("rounds", "rounds");
+            assert!(line.ends_with("wrong=0"), "{line}");
+            talker.send("go");
+        });
+        every_way(name, &program);
     }
 }
 
