@@ -60,6 +60,13 @@ fn program_switches_own_probes_while_observed() {
     every_way("its own probes", &program);
 }
 
+// promise: Observations: Requests that are nested 140 deep, end by an exception or in another thread are handled
+//    as without a tool (in every way)
+#[test]
+fn requests_that_never_finish_are_unaffected() {
+    every_way("requests", &Program::checked("requests"));
+}
+
 // promise: Observations: A program that closes all descriptors, moves to another root directory and
 //    user, and forbids itself privileges, dumps and executable memory, is changed and observed as far
 //    as it permits, and runs on (in every way)
