@@ -1,6 +1,6 @@
-//! `bench`: measures, on live programs that never pause by themselves, how long they are stopped
-//! while their probes are switched, what it costs them to be observed, and what whole commands
-//! cost; writes the tables of `docs/benchmarks.md`.
+//! `bench`: measures how long a program is stopped while its probes are enabled and disabled, what
+//! observing costs it, and what whole commands cost; writes the tables of `docs/benchmarks.md`. The
+//! programs that are measured never pause by themselves.
 //!
 //! ```text
 //! cargo run --release -p bench            builds everything, measures everything
@@ -9,7 +9,7 @@
 //!                                         standard output only
 //! cargo run --release -p bench -- [--only TABLE] --into FILE
 //!                                         writes the tables into their places in a file
-//! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); run by this program itself
+//! bench cost PROGRAM ARGUMENTS…           what one command costs (see `cost`); `bench` starts this itself
 //! ```
 
 use std::path::PathBuf;
@@ -37,12 +37,12 @@ mod threads;
 
 use failure::{Failure, Result};
 
-/// The default of `--rounds`: how many rounds, fresh programs and runs of a command are measured.
+/// The default of `--rounds`: how often each thing is measured (rounds, newly started programs, runs of a command).
 const ROUNDS: usize = 30;
 
 /// The command line.
 struct Request {
-    /// A build of the tool that is not the workspace's own.
+    /// The file of the tool, instead of the one that this workspace builds.
     tool: Option<PathBuf>,
     rounds: usize,
     /// The only table to measure.
@@ -106,7 +106,7 @@ fn parse(mut args: impl Iterator<Item = std::ffi::OsString>) -> Result<Request> 
     Ok(request)
 }
 
-/// The names of the tables, and of their places in `docs/benchmarks.md`.
+/// The names of the tables, as in the lines `<!-- bench NAME -->` of `docs/benchmarks.md`.
 const TABLES: [&str; 20] = [
     "machine",
     "goals",
@@ -139,7 +139,7 @@ fn measure(request: Request) -> Result<()> {
     let programs = &ready.programs;
 
     let mut document = document::Tables::default();
-    // The machine's table describes all tables of a document: so it is not changed when only one of
+    // The table `machine` is about all tables of a document, so it is left as it is when only one of
     // them is written into a file.
     if request.into.is_none() || request.only.is_none() {
         document.add("machine", machine);

@@ -10,7 +10,7 @@ use crate::failure::{Failure, Result};
 use crate::prepare::Program;
 use crate::spin::Spin;
 
-/// The number of system calls named in the table.
+/// How many system calls a row names.
 const SHOWN: usize = 5;
 
 pub(crate) fn table(programs: &[Program], tool: &Path) -> Result<String> {
@@ -40,7 +40,7 @@ pub(crate) fn table(programs: &[Program], tool: &Path) -> Result<String> {
     Ok(table.finish())
 }
 
-/// Returns the calls of one run by name, the most frequent first.
+/// Returns how often one run makes each system call, the most frequent first.
 fn count(program: &Program, tool: &Path) -> Result<Vec<(String, u64)>> {
     let spin = Spin::start(&program.path)?;
     let mut strace = Command::new("strace");
@@ -60,7 +60,7 @@ fn count(program: &Program, tool: &Path) -> Result<Vec<(String, u64)>> {
     Ok(calls)
 }
 
-/// Parses the lines of a name and a number between two lines of dashes.
+/// Parses the summary of strace: a name and a number a line, between two lines of dashes.
 fn parse(summary: &str) -> Vec<(String, u64)> {
     let rule = |line: &&str| line.starts_with("---");
     summary
