@@ -1,4 +1,4 @@
-//! Little memory: commands that stop processes work in it, or fail before they begin.
+//! With little memory, commands that stop processes work, or fail with an error.
 
 use std::process::{Command, Stdio};
 
@@ -9,12 +9,12 @@ use test_support::{Talker, eventually, fixture, fixture_forms, program};
 use crate::count_functions::start_observing_by;
 use crate::support::{Run, command, image, is_observed, run, run_command, started_by, states};
 
-/// The tool with the words of `line`, and a limit of prlimit(1).
+/// The tool with the arguments `line`, under a limit of prlimit(1).
 fn limited(limit: &str, line: &str) -> Command {
     started_by(&format!("prlimit {limit}"), &command(line.split(' ')))
 }
 
-/// With 40,000 KiB of addresses, where no thread can have a heap of its own.
+/// Runs it in 40,000 KiB of address space: too little for malloc to give a thread a heap of its own.
 fn in_little_memory(line: &str) -> Run {
     run_command(&mut limited("--as=40960000", line))
 }
@@ -87,11 +87,11 @@ fn times_larger_than_memory_are_an_error() {
     let pid = target.pid();
     let pairs = "-pair start,stop -pair stop,start -pair start,start -pair stop,stop";
     let line = format!("latency {pairs} -for 60s -pid {pid}");
-    // It is read piece by piece: each limit is reached at a later piece.
+    // The observation is read piece by piece: the larger the limit, the later the piece that exceeds it.
     for megabytes in [10, 11, 12, 13] {
         let limit = format!("--data={megabytes}000000");
         let tool = start_observing_by(&mut limited(&limit, &line), 1);
-        // Five megabytes each, if a thousand threads have slots.
+        // If a thousand threads have slots, each pair takes five megabytes.
         target.ask("pairs 1500 1", "pairs");
         let failed = tool.until_end();
         assert_eq!(failed.code, Some(1), "{limit}: {}", failed.stderr);
@@ -99,7 +99,7 @@ fn times_larger_than_memory_are_an_error() {
             assert!(failed.stderr.contains(part), "{limit}: {}", failed.stderr);
         }
         target.hits();
-        // What stays mapped, the next one unmaps.
+        // The next observation unmaps what this one has left mapped.
         run(&format!("count -for 1ms -pid {pid}")).answer();
         assert!(!is_observed(pid));
     }

@@ -12,10 +12,10 @@ use test_support::{
 use crate::count_functions::{counting, start_observing};
 use crate::support::{command, is_observed, run, states};
 
-/// What every module uses, so that another copy of its interface would contradict it.
+/// Modules that all others import: a second copy of their interfaces would be inconsistent with the installed one.
 const NOT_COMPILED: [&str; 2] = ["stdlib", "camlinternalFormatBasics"];
 
-/// OCaml's compiler, and the modules of its standard library, each in a directory of its own.
+/// OCaml's compiler, and the source files of its standard library.
 struct Compiler {
     file: PathBuf,
     sources: Vec<PathBuf>,
@@ -44,7 +44,8 @@ impl Compiler {
         }
     }
 
-    /// Copies the first modules to a directory; returns the arguments that compile them there.
+    /// Copies the first `modules` modules, each into its own subdirectory of `directory`; returns the arguments that
+    /// compile them there.
     fn arguments(&self, directory: &Path, modules: usize) -> Vec<String> {
         let copies = self.sources.iter().take(modules).map(|source| {
             let name = source.file_stem().unwrap();
@@ -58,10 +59,10 @@ impl Compiler {
     }
 }
 
-/// Files, by their names.
+/// The names and contents of files.
 type Files = Vec<(PathBuf, Vec<u8>)>;
 
-/// A directory where programs work one after the other: what a compiler writes has its name.
+/// The directory in which all runs of the compiler work, because its name is in the files that the compiler writes.
 struct Directory {
     work: PathBuf,
 }
@@ -73,7 +74,7 @@ impl Directory {
         Directory { work }
     }
 
-    /// Returns the files that a compiler has written there, and empties it.
+    /// Returns all files in it, and empties it.
     fn take(&self) -> Files {
         let files = |directory: &Path| {
             let entries = fs::read_dir(directory).unwrap();
@@ -94,7 +95,7 @@ impl Directory {
     }
 }
 
-/// Asserts that these are the same files.
+/// Asserts that the names and contents are the same.
 #[track_caller]
 fn assert_same(alone: &Files, observed: &Files) {
     let names = |files: &[(PathBuf, Vec<u8>)]| -> Vec<PathBuf> {
@@ -131,7 +132,7 @@ fn counted_compiler_writes_the_same_bytes() {
     assert!(called > 5000, "{called}");
 }
 
-/// Starts the compiler, and stops it at its first module until `go` exists.
+/// Starts the compiler; at its first module, it waits for a preprocessor, until the file `go` exists.
 fn gated(compiler: &Compiler, directory: &Path) -> Guard {
     let gate = directory.join("gate");
     let script = "#!/bin/sh\n: > started\nwhile [ ! -e go ]; do sleep 0.02; done\necho \"# 1 \\\"$1\\\"\"\ncat \"$1\"\n";
@@ -160,7 +161,7 @@ fn timed_compiler_writes_the_same_bytes() {
     let alone = directory.take();
 
     let mut ocamlopt = gated(&compiler, &directory.work);
-    // Types are inferred by recursion, with exceptions.
+    // Type inference is recursive and raises exceptions.
     let globs = "-json -fn Ctype.*,Env.*,Typecore.*,Stdlib.*,caml_alloc*,caml_modify,caml_raise*";
     let tool = start_observing("latency", globs, ocamlopt.pid());
     go();
@@ -172,7 +173,7 @@ fn timed_compiler_writes_the_same_bytes() {
     assert!(timed > 1000, "{timed}");
 }
 
-/// What gdb says of the stack of a process.
+/// The stack of a process as gdb shows it, a line for each frame.
 fn stack(pid: i32) -> Vec<String> {
     let mut gdb = Command::new("gdb");
     gdb.args(["-q", "-nx", "-batch", "-ex", "backtrace", "-p"]);
@@ -246,7 +247,7 @@ fn probes_within_observed_functions_are_switched() {
             assert!(!is_observed(pid));
             assert_eq!(states(pid), before);
         }
-        // Functions are observed, and no longer, while their probes are enabled.
+        // This observation begins and ends while the probes are enabled.
         change("enable");
         let enabled = states(pid);
         let tool = counting("-fn Left.run -probe shared", pid);

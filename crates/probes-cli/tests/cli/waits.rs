@@ -1,4 +1,5 @@
-//! `profile`: waits that the kernel records, each, and what is said where it does not.
+//! `profile`: the waits, all of which the kernel records, and the answer where it may not; `doctor`, progress, and the
+//! flame graph in a browser.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -17,11 +18,12 @@ use crate::support::{Directory, command, object, run, run_command};
 
 pub(crate) const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
-/// Its number on x86-64, and the error of what is not permitted.
+/// The number of perf_event_open(2) on x86-64, and the error with which it is refused.
 pub(crate) const PERF_EVENT_OPEN: u32 = 298;
 pub(crate) const EACCES: u32 = 13;
 
-/// Profiles a process while it answers a command; returns the profile, and the number of the answer, in seconds.
+/// Profiles a process while it executes a command; returns the profile, and the time at the end of the answer, in
+/// seconds.
 fn profile_of(target: &mut Talker, line: &str, start: &str) -> (Value, f64) {
     let tool = profiling(&["-off-cpu", "-json"], target.pid());
     let answer = target.ask(line, start);
@@ -35,7 +37,7 @@ fn number(value: &Value, field: &str) -> f64 {
     number.unwrap_or_else(|| panic!("{field}: {value}"))
 }
 
-/// The number of waits in stacks that are as wanted, and their time.
+/// The number and the total time of the waits in those stacks for which `is_wanted` is true.
 fn waits(profile: &Value, is_wanted: impl Fn(&Value) -> bool) -> (f64, f64) {
     let stacks = profile["stacks"].as_array().unwrap().iter();
     let wanted = stacks.filter(|it| is_wanted(it));
@@ -47,7 +49,7 @@ fn waits(profile: &Value, is_wanted: impl Fn(&Value) -> bool) -> (f64, f64) {
     })
 }
 
-/// Waits in a system call that sleeps, and those that were not looked at.
+/// Whether the waits of a stack are naps, or unseen, which naps may be.
 fn is_nap(stack: &Value) -> bool {
     stack["state"] == "unseen" || stack["system_call"] == "clock_nanosleep"
 }
@@ -62,9 +64,9 @@ fn waits_are_those_of_the_program() {
         assert_eq!(profile["waits"]["method"], "recorded", "{profile}");
         assert_eq!(profile["waits"]["lost_records"], 0, "{profile}");
         let (count, seconds) = waits(&profile, is_nap);
-        // It may have been woken to read its command.
+        // Waits while it reads its command may be among the unseen ones.
         assert!((NAPS..NAPS + 4.0).contains(&count), "{profile}");
-        // The time that it waits for a processor, once woken or preempted, is no wait.
+        // The time for which a thread that was woken or preempted waits for a processor is no wait.
         let runnable = number(&profile["times"], "runnable_seconds");
         let of_program = 0.98 * napped - runnable..1.02 * napped + 0.01;
         assert!(of_program.contains(&seconds), "{napped}: {profile}");
@@ -86,7 +88,7 @@ fn short_waits_are_counted_and_reported() {
     let mut target = Talker::start(&fixture("turns.pie"));
     let (profile, nodded) = profile_of(&mut target, &format!("nods {NODS}"), "nodded");
     let (count, seconds) = waits(&profile, is_nap);
-    // On a busy machine, the time of some is over before the thread has left the processor: that is no wait.
+    // On a busy machine, some naps are over before the thread has left the processor: these are no waits.
     assert!((0.95 * NODS..NODS + 4.0).contains(&count), "{profile}");
     assert!(seconds > 0.01 && seconds < nodded + 0.01, "{profile}");
     assert!(number(&profile["waits"], "unseen_seconds") > 0.0);
@@ -106,7 +108,8 @@ fn waits_belong_to_the_functions_that_wait() {
     assert!(shares.any(|share| share < 0.04));
 }
 
-/// Returns how much of the time of a program that waits in five functions is shown in another one than where it waited.
+/// Returns which share of the waits of a program, by time, the profile shows in another function than the one that
+/// waited.
 fn share_of_waits_in_wrong_place() -> f64 {
     const PLACES: usize = 5;
     let mut target = Talker::start(&fixture("turns.pie"));
@@ -127,7 +130,7 @@ fn share_of_waits_in_wrong_place() -> f64 {
         .collect();
     let (of_program, all): (f64, f64) = (own.iter().sum(), found.iter().sum());
     assert!(all > 0.9 * of_program, "{own:?} {found:?}: {profile}");
-    // It was 7 % to 10 % when looks were rare.
+    // With fewer looks, this share was 7 % to 10 %.
     let missing = own.iter().zip(&found);
     let missing = missing.map(|(own, found)| (own / of_program - found / all).max(0.0));
     missing.sum()
@@ -186,9 +189,9 @@ fn waits_seen_in_part_have_no_length() {
         plain.contains(" parts 1\n") && plain.contains(" 0 - - - - read\n"),
         "{plain}"
     );
-    // The naps are whole, and all lengths are theirs.
+    // The naps are seen whole, so all lengths are theirs.
     let (profile, _) = profile_of(&mut target, "turns 10", "turned");
-    // The first, and the last, if it has begun by the end.
+    // In part: the wait for this command, and the wait for the next one, if that has begun by the end.
     let parts = number(&profile["waits"], "parts");
     assert!((1.0..=2.0).contains(&parts), "{profile}");
     let (count, _) = waits(&profile, is_nap);
@@ -201,7 +204,7 @@ fn waits_seen_in_part_have_no_length() {
 
 /// Writes a seccomp filter that refuses a system call with an error.
 pub(crate) fn filter_against(call: u32, error: u32, path: &Path) {
-    // struct sock_filter: load the number; is it this one? then the error, else go on.
+    // struct sock_filter: load the number of the system call; if it is `call`, return the error, else allow it.
     let instructions: [(u16, u8, u8, u32); 4] = [
         (0x20, 0, 0, 0),
         (0x15, 0, 1, call),
@@ -244,7 +247,7 @@ fn refused_records_are_replaced_by_samples() {
     let margins = |it: &Value| number(it, "error_seconds");
     let stacks = profile["stacks"].as_array().unwrap().iter();
     assert!(stacks.map(margins).sum::<f64>() > 0.0, "{profile}");
-    // The only thread is in each sample, once.
+    // Each sample holds the only thread once.
     let stacks = profile["stacks"].as_array().unwrap().iter();
     let of_stacks: f64 = stacks.map(|it| number(it, "samples")).sum();
     assert!(of_stacks <= number(&profile, "samples"), "{profile}");
@@ -264,7 +267,7 @@ fn refused_records_are_replaced_by_samples() {
     });
     assert!(errors.sum::<f64>() > 0.0, "{lines}");
     target.expect("turned");
-    // A time line has no place for what is not exact.
+    // A time line holds only recorded waits.
     let mut record = tool("record");
     let record = record.args(["-off-cpu", "-o"]);
     let error = run_command(record.arg(scratch.file("waits.json"))).failure();
@@ -275,7 +278,7 @@ fn refused_records_are_replaced_by_samples() {
     assert!(error.contains("Permission denied"), "{error}");
 }
 
-/// What `doctor -json` says of a check, or a command.
+/// The entry `name` of `list` (`checks` or `commands`) in the answer of `doctor -json`.
 fn of_doctor(run: &crate::support::Run, list: &str, name: &str) -> Value {
     let diagnosis = object(&run.stdout);
     let items = diagnosis[list].as_array().unwrap();
@@ -309,7 +312,7 @@ fn doctor_tries_the_samples_of_profiles() {
     if !geteuid().is_root() {
         return;
     }
-    // An ordinary user, with the setting that this machine has.
+    // An ordinary user, with this machine's kernel.perf_event_paranoid.
     let directory = Directory::new("samples");
     let tool = directory.copy(TOOL.as_ref(), "ocaml-probes");
     let doctor = run_command(as_nobody(&tool).args(["doctor", "-json"]));
@@ -449,7 +452,7 @@ fn long_work_is_shown_on_terminals_alone() {
     let file = fixture("calls.pie");
     let file = file.display();
     for (command, opened, shown) in [
-        // At its 40th open, it reads processes.
+        // When it opens its 40th file, it reads processes.
         (
             "ps".to_owned(),
             "when=40".to_owned(),
@@ -461,7 +464,7 @@ fn long_work_is_shown_on_terminals_alone() {
             "reading the functions of ",
         ),
     ] {
-        // One file takes two seconds to open.
+        // strace makes one openat(2) take two seconds.
         let slow = format!(
             "strace -f -qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=2s:{opened}"
         );
@@ -477,7 +480,7 @@ fn long_work_is_shown_on_terminals_alone() {
     }
 }
 
-/// Runs the tool without a terminal, below another command; returns what it writes to standard error.
+/// Runs the tool under strace, without a terminal; returns what it writes to standard error.
 fn run_slowly(slow: &str, command: &str) -> String {
     let mut words = slow.split(' ').chain([TOOL]).chain(command.split(' '));
     let mut tool = Command::new(words.next().unwrap());
@@ -486,7 +489,7 @@ fn run_slowly(slow: &str, command: &str) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// Opens a page in a browser, and returns what it has made of it.
+/// Opens a page in a browser; returns its DOM after its script has run.
 fn in_browser(address: &str) -> String {
     let scratch = Scratch::new();
     let mut browser = Command::new("chromium");
@@ -504,7 +507,7 @@ fn in_browser(address: &str) -> String {
     ]);
     let profile = scratch.file("profile");
     browser.arg(format!("--user-data-dir={}", profile.display()));
-    // It writes to the home directory otherwise.
+    // The browser would write to the home directory otherwise.
     browser.env("HOME", scratch.path());
     let shown = output_within(BROWSER_LIMIT, browser.arg(address), || {});
     let said = String::from_utf8_lossy(&shown.stderr);
@@ -516,7 +519,7 @@ fn in_browser(address: &str) -> String {
     String::from_utf8(shown.stdout).unwrap()
 }
 
-/// A browser takes a few seconds to start; more beside other load.
+/// A browser takes a few seconds to start, more on a busy machine.
 const BROWSER_LIMIT: Duration = Duration::from_secs(120);
 
 // promise: Profiles: A browser shows the flame graph: its frames have titles, and its search finds them
@@ -533,7 +536,7 @@ fn browser_shows_the_flame_graph() {
     for name in ["naps", "main", "_start", "[clock_nanosleep]"] {
         assert!(page.contains(&title(name)), "{name}: {page}");
     }
-    // The script of the page has searched for the name, and added up the widths.
+    // The script of the page has searched for the name, and shows the share of the frames that it found.
     let matched = page.split("Matched: ").find_map(|rest| {
         let share = rest.split('%').next()?;
         share.parse::<f64>().ok()
