@@ -1,5 +1,5 @@
-//! The probe hits of domains and threads are counted, timed and recorded, over and over, while the
-//! domains and threads collect garbage.
+//! Hits and calls in domains, threads and fibers are counted, timed and recorded, while the program
+//! collects garbage.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -15,8 +15,8 @@ use crate::chroot::{ChrootProgram, Isolation};
 use crate::compound::assert_shown;
 use crate::observations::{check, everything};
 
-/// How often domains are observed, and system threads in domains: in both forms of the program
-/// together.
+/// How many observations there are of domains, and of system threads in domains; each form of the
+/// program has half of them.
 const CYCLES: usize = 12;
 const CYCLES_OF_THREADS: usize = 6;
 
@@ -40,8 +40,8 @@ fn options() -> Options {
     }
 }
 
-/// The rounds of all workers. Asserts that nothing that lives across a site, or that a handler has
-/// made, was corrupted.
+/// Returns the rounds of all workers. Asserts that no value that is live across a site, or that a
+/// handler has allocated, was corrupted.
 fn rounds(talker: &mut Talker, ask: &str) -> u64 {
     talker.send(ask);
     let mut rounds = 0;
@@ -163,13 +163,13 @@ fn calls_in_domains_are_counted_and_timed() {
                 assert_eq!(it.sum(), Some(7 * i128::from(it.count())));
                 it.count() + it.untyped()
             });
-            // One of its probes raises.
+            // The handler of one of its probes raises an exception.
             let timed = report.function_latencies.iter().map(|it| {
                 assert_eq!((it.lost(), it.unmatched_exits()), (0, 0));
                 it.count() + it.unwound() + it.running()
             });
             let calls: Vec<u64> = counted.chain(timed).chain(values).collect();
-            // The code of each of its three probes has its name, too, and is left out.
+            // Each of its three probes has code of the same name, which is left out.
             assert_eq!(calls, [last - first], "{}: {cycle}", file.display());
         }
         talker.close_input();
@@ -197,7 +197,7 @@ fn calls_in_short_lived_domains_are_counted_exactly() {
                 let named = counts.functions().filter(|it| it.name == name);
                 named.map(|it| it.hits).collect::<Vec<u64>>()
             };
-            // The domain that spawns the others calls it as well.
+            // The domain that spawns the others calls the function as well.
             let expected = generations * (domains + 1) * calls;
             assert_eq!(hits("Domains.step"), [expected], "{ask}");
             assert_eq!(hits("Domains.generations"), [1], "{ask}");
@@ -258,9 +258,9 @@ fn calls_on_fibers_are_timed_exactly() {
             let mut observer = target.observe(&observation, options()).unwrap();
             talker.ask(&format!("{name} {ROUNDS}"), name);
             let latencies = observer.remove().unwrap().function_latencies;
-            // The code of the two probes has the name of the function, too.
+            // The code of the function's two probes has the same name.
             let longest = latencies.iter().max_by_key(|it| it.max()).unwrap();
-            // Of each stack, the first 500.
+            // The first 500 calls on each stack are timed.
             let timed = calls.min(500) * ROUNDS;
             let lost = (calls - calls.min(500)) * ROUNDS;
             assert_eq!((longest.count(), longest.lost()), (timed, lost), "{name}");
@@ -289,7 +289,7 @@ fn calls_of_ended_fibers_are_unwound() {
             times(),
             times().self_times().by_caller(),
             times().only_starts_where("arg0 > 1".parse().unwrap()),
-            // What frees the stacks is observed itself.
+            // The function that frees the stacks is observed, too.
             times().count_functions(one("caml_free_stack")),
             times().time_functions(one("caml_free_stack")),
         ]
@@ -307,7 +307,7 @@ fn calls_of_ended_fibers_are_unwound() {
             let latencies = observer.remove().unwrap().function_latencies;
             let fails = latencies.iter().find(|it| it.name() == "Fibers.fails");
             let fails = fails.unwrap();
-            // Those of arguments 2 and 3 are meant.
+            // The filter selects the calls with 2 and 3.
             let calls = if way == 2 { 2 } else { 4 };
             let ended = (fails.unwound(), fails.running(), fails.lost());
             assert_eq!(ended, (calls * ROUNDS, 0, 0), "{way}");
@@ -351,9 +351,9 @@ fn self_times_are_those_of_a_fiber() {
         (root.count(), fiber.count(), calls.count()),
         (1, ROUNDS, 499 * ROUNDS)
     );
-    // The last one that is recorded of each stack.
+    // The deepest call that is timed on each stack is doubtful: the calls below it are lost.
     assert_eq!((calls.doubtful(), calls.lost()), (ROUNDS, 9502 * ROUNDS));
-    // Where they return to: into itself, and into the fiber's function.
+    // The callers are the function itself and the function of the fiber.
     let callers = calls.callers().unwrap().iter();
     let mut callers: Vec<u64> = callers.map(|it| it.count()).collect();
     callers.sort_unstable();
@@ -361,7 +361,7 @@ fn self_times_are_those_of_a_fiber() {
     let total = fiber.total().unwrap().as_nanos();
     let own = fiber.sum().as_nanos() + calls.sum().as_nanos();
     assert!(total.abs_diff(own) <= 2, "{total} {own}");
-    // `root` waits meanwhile.
+    // `root` waits for the fibers, which have other stacks: their time is not subtracted.
     assert!(root.sum() > fiber.total().unwrap());
     assert_eq!((root.doubtful(), fiber.doubtful()), (0, 0));
     let minor = of("caml_empty_minor_heaps_once");
@@ -398,7 +398,7 @@ fn fields_are_those_of_the_hit() {
             for event in observer.events().unwrap().events {
                 let (number, fields) = match &event.arguments[..] {
                     [Value::Int(number), Value::Block { fields, .. }] => (number, fields),
-                    // Memory that was just mapped is not read yet.
+                    // Pages that were mapped just now are not read yet.
                     [Value::Int(_), Value::Unread(_)] => continue,
                     _ => panic!("{event:?}"),
                 };
@@ -480,7 +480,7 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
             observer.env(OBSERVED, pid.to_string());
             observer.stdin(Stdio::null()).stdout(Stdio::null());
             let mut observer = Guard::spawn(&mut observer);
-            // Spread over the first tenth of a second, the same in every run.
+            // The delays are spread over a tenth of a second, and the same in every run.
             let delay = Duration::from_micros(kill as u64 * 7919 % 100_000);
             let started = Instant::now();
             while started.elapsed() < delay {
@@ -507,7 +507,7 @@ fn killed_observer_leaves_domains_and_parked_threads_running() {
     }
 }
 
-/// Asserts that pairs are seen to interleave, or not, in what `names` name in a program.
+/// Asserts that the observation finds the pairs of each command in `names` interleaved, or not.
 fn assert_interleaved(program: &str, names: &[&str], is_expected: bool) {
     for file in program_forms(program) {
         let ChrootProgram {
@@ -581,7 +581,8 @@ fn requests_are_timed_by_their_key() {
             assert_eq!(latency.count(), numbers[0], "{program} {line}");
             assert_eq!(latency.unmatched_starts() + latency.unmatched_stops(), 0);
             assert_eq!((latency.dropped(), latency.is_trusted()), (0, Some(true)));
-            // The program's times, with the probes and without, in microseconds, and our mean, in nanoseconds.
+            // The program has measured its requests from outside both probes, and between them; our time is in between.
+            // Each may be wrong by 2 us.
             let unknown = Duration::from_micros(2 * numbers[0]);
             let ours = latency.mean() * numbers[0] as u32;
             let [outer, inner] = [1, 2].map(|index| Duration::from_nanos(numbers[index]));
@@ -607,7 +608,7 @@ fn moved_requests_are_untrusted_without_key() {
         let latency = observer.remove().unwrap().latencies.remove(0);
         let numbers = answer.split_ascii_whitespace().skip(1);
         let numbers: Vec<u64> = numbers.map(|it| it.parse().unwrap()).collect();
-        // By the program's own clock, the mean is another.
+        // Our sum of times is less than that of the program's own clock.
         let (truth, unknown) = (Duration::from_nanos(numbers[2]), Duration::from_millis(4));
         let ours = latency.mean() * numbers[0] as u32;
         assert!(ours + unknown < truth, "{ours:?}: {answer}");
