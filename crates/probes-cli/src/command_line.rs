@@ -64,13 +64,13 @@ struct CommandLine {
 /// Why there is no command to run.
 #[derive(Debug)]
 pub(crate) enum NoCommand {
-    /// Help was asked for: its text.
+    /// The user asked for help: its text.
     Print(String),
     /// A usage error, and the form in which it is printed.
     Usage(UsageError, MessageForm),
 }
 
-/// Reads the command line, whose first word is the program.
+/// Reads the command line, whose first argument is the name of the program.
 pub(crate) fn parse(argv: impl IntoIterator<Item = OsString>) -> Result<Command, NoCommand> {
     let typed: Vec<OsString> = argv.into_iter().collect();
     let mut definition = definition_for(&typed);
@@ -100,8 +100,8 @@ fn definition() -> clap::Command {
     definition
 }
 
-/// Same as `definition`. If the first argument is a subcommand that is spelled out, without the flags of the other
-/// subcommands: to define those takes longer than everything else that `ocaml-probes version` does.
+/// Same as `definition`, but if the first argument is the whole name of a subcommand, without the flags of the other
+/// subcommands: defining those takes longer than everything else that `ocaml-probes version` does.
 pub(crate) fn definition_for(argv: &[OsString]) -> clap::Command {
     let definition = CommandLine::command();
     let is_typed = |it: &clap::Command| argv.get(1).is_some_and(|word| word == it.get_name());
@@ -121,7 +121,7 @@ pub(crate) fn definition_for(argv: &[OsString]) -> clap::Command {
     definition
 }
 
-/// The help, if that is what was asked for.
+/// The text of the help, if the user asked for it.
 fn text_to_print(error: &clap::Error) -> Option<String> {
     let is_asked_for = error.kind() == ErrorKind::DisplayHelp;
     is_asked_for.then(|| coloured(&error.render()))
@@ -147,7 +147,7 @@ fn missing_subcommand() -> String {
     format!("no subcommand; {}", there_are(&definition()))
 }
 
-/// What is wrong, with flags spelled as in our help.
+/// What is wrong with the command line, with flags spelled as in our help.
 fn explain(error: &clap::Error) -> String {
     let flags = |kind| match error.get(kind) {
         Some(ContextValue::Strings(flags)) => flags.join(" and "),
@@ -169,7 +169,7 @@ fn explain(error: &clap::Error) -> String {
             }
         }
         (ErrorKind::MissingRequiredArgument, _) => {
-            // A group of which one is needed: `<--pid <N>|--name <RE>>`.
+            // A group of flags, one of which is needed: `<--pid <N>|--name <RE>>`.
             let flags = flags(ContextKind::InvalidArg).replace('|', " or ");
             let flags = flags.replace("--", "-").replace(['<', '>'], "");
             format!("needs {flags}")
@@ -179,7 +179,7 @@ fn explain(error: &clap::Error) -> String {
             format!("{flag} is empty")
         }
         (ErrorKind::ValueValidation, Some(source)) => {
-            // An operand: `[GLOB]...`.
+            // The flag may be an operand: `[GLOB]...`.
             let flag = flags(ContextKind::InvalidArg);
             let flag = without_value(flag.trim_matches(['[', ']', '.']));
             format!("{flag}: {source}")

@@ -182,7 +182,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let outcome = active.run(display, &mut counting);
         return counting.finish(outcome);
     }
-    // Sites and functions differ between processes: their hits are counted by name.
+    // Sites and functions differ between processes: the hits of several are counted by name.
     let by = args.by.clone().unwrap_or_else(CountedBy::by_name);
     let mut counting = keyed::KeyedCounting::new(&by, only.as_ref(), is_redrawn, &output);
     let outcome = active.run(display, &mut counting);
@@ -232,7 +232,7 @@ fn refuse_for_several_processes(args: &Args) -> Result<(), Failure> {
     Err(Failure::Usage(UsageError::new(Some("count"), message)))
 }
 
-/// `30 probes, 1600 functions (12 of them called), 2 USDT sites (1 of them hit), 4711 hits`.
+/// Returns, for example, `30 probes, 1600 functions (12 of them called), 2 USDT sites (1 of them hit), 4711 hits`.
 fn sum(counts: &Counts) -> String {
     let mut sum = Vec::new();
     match counts.probes().count() {
@@ -260,7 +260,7 @@ struct Counting<'t> {
     output: &'t Output,
     is_redrawn: bool,
     detail: Detail,
-    /// The last reading that was shown, and when it was.
+    /// The last reading that was shown, and its time.
     shown: Option<(Counts, Duration)>,
 }
 
@@ -311,7 +311,7 @@ impl<'t> Counting<'t> {
         outcome.finish(messages)
     }
 
-    /// The hits since the last interval that was shown: the intervals then add up to all hits.
+    /// The hits since the last interval that was shown, so that all intervals together have all hits.
     fn rest(&self, counts: &Counts, lasted: Duration) -> Result<String, Failure> {
         let shown = self.shown.as_ref().filter(|_| !self.is_redrawn);
         let Some((before, at)) = shown.filter(|(_, at)| *at < lasted) else {
@@ -345,8 +345,8 @@ impl ReadingHandler for Counting<'_> {
         report.counts
     }
 
-    /// Shows the hits since they were last shown; in the redrawn table, all hits so far, with the rates since they were
-    /// last shown.
+    /// Shows the hits since the last reading that was shown. A table that is redrawn shows all hits so far, with the
+    /// rates since that reading.
     fn show(
         &mut self,
         shown: ShownReadings<'_, Counts>,
@@ -366,7 +366,7 @@ impl ReadingHandler for Counting<'_> {
             let text = output::counted(self.output.format, &counted);
             text.and_then(|text| interruptible.write(&text))
         };
-        // Kept even if it could not be written.
+        // This reading counts as shown even if it could not be written.
         self.shown = Some((counts.clone(), at));
         next
     }
