@@ -32,7 +32,7 @@ pub(super) fn checks() -> Vec<Check> {
     .collect()
 }
 
-/// The error of an attempt to trace that is denied, whatever the process is.
+/// The error that attaching to any process would fail with.
 fn denied(denial: Denial) -> Error {
     let operation = Operation::Attach;
     Error::new(Subject::None, ProcessError::Denied { operation, denial })
@@ -93,7 +93,7 @@ fn capabilities() -> Check {
             "no CAP_SYS_PTRACE, which only processes of other users, and processes that protect themselves, need",
         )
     } else {
-        // Without it, root is like any other user.
+        // Without CAP_SYS_PTRACE, root is like any other user.
         let uid = geteuid().as_raw();
         let name = user_name(uid);
         let denial = Denial::Incapable(Box::new(Denial::OtherUser { uid, name }));
@@ -142,10 +142,11 @@ fn own_filter() -> Check {
     }
 }
 
-/// A byte on a page that may not be written.
+/// A byte on a read-only page.
 static READ_ONLY: u8 = 0x5a;
 
-/// Tries to write a byte of our own, with the value that it has: the kernel shows this setting nowhere.
+/// Writes to a read-only byte of this process, by /proc/PID/mem, the value that it has: the kernel shows the setting
+/// nowhere.
 fn force_override() -> Check {
     let kind = CheckKind::ForceOverride;
     let at = crate::address::LiveAddr(&raw const READ_ONLY as u64);
@@ -183,7 +184,8 @@ fn perf_events() -> [Check; 2] {
     }
 }
 
-/// Tries, for a moment, what `profile` does: `kernel.perf_event_paranoid` alone does not decide it.
+/// Opens the perf events that `profile` opens, for a moment: `kernel.perf_event_paranoid` alone does not tell whether
+/// the kernel permits them.
 pub(super) fn perf_events_of(process: &Process) -> [Check; 2] {
     [waits(process), samples(process)]
 }

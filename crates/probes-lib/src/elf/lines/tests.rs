@@ -8,7 +8,7 @@ use crate::elf::functions::FunctionTable;
 use crate::elf::source::SourceMap;
 use crate::testing::{compile, properties, unit_with_indexed_address};
 
-/// The places in the code of a file at which a source line begins, and the search that has found them.
+/// The addresses in a file at which a source line begins, and the search that found them.
 fn places(file: &std::path::Path, path: &str, line: u32) -> (Vec<FileAddr>, LineSearch) {
     let elf = ElfFile::open(file).unwrap();
     let table = FunctionTable::of(&elf).unwrap();
@@ -29,7 +29,7 @@ fn addr2line_says_the_same_line() {
             for place in &places {
                 let (source, said) = sources.line(*place);
                 assert!(source.unwrap().ends_with(path), "{path} {place}");
-                // Where a line has no code of its own, another one begins as well.
+                // A line without code has the address of a later line, and addr2line may name that one.
                 let begins = |line| self::places(&file, path, line).0.contains(place);
                 assert!(
                     said == Some(line) || begins(said.unwrap()),
@@ -65,7 +65,7 @@ fn assembled(scratch: &Scratch, f: &str, g: &str) -> std::path::PathBuf {
     file
 }
 
-/// The offsets in the code of those places at which line 5 begins.
+/// The addresses at which line 5 begins, as offsets from the first function.
 fn offsets(f: &str, g: &str) -> Vec<u64> {
     let scratch = Scratch::new();
     let file = assembled(&scratch, f, g);
@@ -80,10 +80,10 @@ fn each_stretch_of_a_line_begins_once() {
     let (five, six) = (".loc 1 5\nnop", ".loc 1 6\nnop");
     let again = format!("{five}\n{five}\n{six}\n{five}");
     assert_eq!(offsets(&again, "nop"), [0, 3]);
-    // Code of another line that does not begin there is within the stretch.
+    // Line 6 does not begin here (`is_stmt 0`): the stretch of line 5 goes on.
     let within = format!("{five}\n.loc 1 6 is_stmt 0\nnop\n.loc 1 5 is_stmt 1\nnop");
     assert_eq!(offsets(&within, "nop"), [0]);
-    // Another function is another stretch.
+    // Each function begins a stretch of its own.
     assert_eq!(offsets(five, five), [0, 2]);
 }
 
