@@ -1,4 +1,4 @@
-//! Builds and starts the program `own`, and sends it commands.
+//! Builds and starts `tests/programs/own.c`, a program that updates its own probes, and sends it commands.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -8,7 +8,7 @@ use std::process::Command;
 use probes_lib::{Actions, Options, State, Target};
 use test_support::{DEADLINE, Scratch, Talker, output};
 
-/// The library that the program is linked with.
+/// The build of libprobes that the program is linked with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Library {
     Shared,
@@ -18,13 +18,13 @@ pub(crate) enum Library {
 /// A running `own`.
 pub(crate) struct SelfSwitching {
     pub(crate) talker: Talker,
-    /// The same process, seen from here.
+    /// The same process, opened by this test.
     pub(crate) target: Target,
     _directory: Scratch,
 }
 
 impl SelfSwitching {
-    /// Starts it as PIE and as non-PIE, linked with `library`, and makes it open its probes.
+    /// Builds and starts it as PIE and as non-PIE, linked with `library`, and makes it open its probes.
     pub(crate) fn forms(library: Library) -> impl Iterator<Item = SelfSwitching> {
         programs(library).map(move |directory| {
             let mut talker = Talker::start(&directory.file("own"));
@@ -61,7 +61,7 @@ impl SelfSwitching {
         )
     }
 
-    /// Asserts that both probes are in these states, as the program says and as seen from here.
+    /// Asserts that both probes are in these states, as the program reports them and as this test reads them.
     #[track_caller]
     pub(crate) fn assert_states(&mut self, ping: (State, u16), pong: (State, u16)) {
         let number = |state| match state {
@@ -108,7 +108,7 @@ pub(crate) fn programs(library: Library) -> impl Iterator<Item = Scratch> {
     })
 }
 
-/// A file that cargo has built before this test, in the same directory.
+/// A file that cargo has built before this test, in the directory of the test's binary.
 pub(crate) fn path_beside_tests(name: &str) -> PathBuf {
     let file = env::current_exe().unwrap().with_file_name(name);
     assert!(file.exists(), "no {}", file.display());
