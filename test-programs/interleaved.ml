@@ -1,12 +1,12 @@
-(* Pairs of probes that interleave in a thread, and others that only look as if they did. A command names
-   one of them, and how often it is done; the answer is its name. *)
+(* Pairs that interleave in a thread, and pairs that nest but could be taken for interleaving ones. A command
+   is the name of one of these functions and its number of rounds; the answer is the name. *)
 
 let handled = ref 0
 
-(* Events that overlap, as those of a cooperative scheduler. *)
+(* Events that overlap, like those of a cooperative scheduler. *)
 
-(* Each start is followed by the stop of the fourth event before it: the hits alternate, and only the numbers
-   tell that they do not belong together. *)
+(* Each start is followed by the stop of the fourth event before it: starts and stops alternate, and only
+   their numbers show which belong together. *)
 let steady rounds =
   for number = 1 to rounds do
     [%probe "start" (incr handled) [@probe.args number]];
@@ -26,7 +26,7 @@ let bursts rounds =
     done
   done
 
-(* The same with numbers, in the order of a shuffled queue. *)
+(* The same with numbers; the stops come in another order. *)
 let numbered rounds =
   for round = 1 to rounds do
     let first = 10 * round in
@@ -40,7 +40,7 @@ let numbered rounds =
       [ 2; 0; 4; 1; 3 ]
   done
 
-(* A number that all events have does not tell them apart. *)
+(* All events have the same number, which does not tell them apart. *)
 let connection rounds =
   let connection = Sys.opaque_identity 7 in
   for _ = 1 to rounds do
@@ -52,7 +52,7 @@ let connection rounds =
     done
   done
 
-(* Tasks that are suspended in the middle, called by a loop. *)
+(* A loop runs tasks that are suspended between start and stop. *)
 let tasks rounds =
   let queue = Queue.create () in
   let task () =
@@ -68,7 +68,7 @@ let tasks rounds =
     done
   done
 
-(* Another event is always open: the hits alternate, and nothing has a number. *)
+(* One event starts first and never stops; after it, starts and stops alternate, without numbers. *)
 let always_open rounds =
   [%probe "start" (incr handled)];
   for _ = 1 to rounds do
@@ -76,7 +76,7 @@ let always_open rounds =
     [%probe "stop" (incr handled)]
   done
 
-(* The same with a number that all events have. *)
+(* The same; all events have the same number. *)
 let open_connection rounds =
   let connection = Sys.opaque_identity 7 in
   [%probe "start" (incr handled) [@probe.args connection]];
@@ -100,7 +100,7 @@ let deeper rounds =
 
 (* Events that do not overlap. *)
 
-(* The arguments are a number and a result, which is a number of another call. *)
+(* A start has the argument of the call, its stop the result, which is also the argument of another call. *)
 let rec fib n =
   [%probe "start" (incr handled) [@probe.args n]];
   let result = if n < 2 then n else fib (n - 1) + fib (n - 2) in
@@ -112,7 +112,7 @@ let recursion rounds =
     ignore (fib (4 + (round mod 4)))
   done
 
-(* Each call but the innermost ends with the number of the call in it. *)
+(* The stop of each call has the number of another call's start: 5 for 0, 4 for 1, and so on. *)
 let rec len list index =
   [%probe "start" (incr handled) [@probe.args index]];
   let len = match list with [] -> 0 | _ :: rest -> 1 + len rest (index + 1) in
@@ -124,14 +124,14 @@ let lengths rounds =
     ignore (len (Sys.opaque_identity [ 1; 2; 3; 4; 5 ]) 0)
   done
 
-(* Deeper than starts are kept. *)
+(* Called with 100, it has more starts that wait for their stop than are kept, which is 64. *)
 let rec deep n =
   [%probe "start" (incr handled)];
   let result = if n = 0 then 0 else 1 + deep (n - 1) in
   [%probe "stop" (incr handled)];
   result
 
-(* Functions that start and stop for others, at other depths of the stack. *)
+(* Start and stop are in two functions that `request` calls, at different depths of the stack. *)
 let[@inline never] begin_request number =
   let alive = Sys.opaque_identity [| number; number |] in
   [%probe "start" (incr handled) [@probe.args number]];
@@ -185,7 +185,7 @@ let unnumbered_exceptions rounds =
     with Exit -> ()
   done
 
-(* Two pairs in one function, one in the other, with numbers that tell them apart. *)
+(* Two nested events in one function, with numbers that tell them apart. *)
 let spans rounds =
   for round = 1 to rounds do
     let outer = 2 * round in
@@ -196,7 +196,7 @@ let spans rounds =
     [%probe "stop" (incr handled) [@probe.args outer]]
   done
 
-(* A state at the start, and the next at the stop. *)
+(* The start has a state as its argument, the stop the state after it. *)
 let states rounds =
   let state = ref 0 in
   for round = 1 to rounds do
@@ -207,7 +207,7 @@ let states rounds =
     [%probe "stop" (incr handled) [@probe.args next]]
   done
 
-(* What is asked for, and what is given, of a few sizes. *)
+(* The start has the size asked for, the stop the size given: one of eight sizes, drawn at random. *)
 let sizes rounds =
   let random = Random.State.make [| 4242 |] in
   for _ = 1 to rounds do
