@@ -207,7 +207,7 @@ let states rounds =
     [%probe "stop" (incr handled) [@probe.args next]]
   done
 
-(* The start has the size asked for, the stop the size given: one of eight sizes, drawn at random. *)
+(* The start has the size asked for, the stop the size given; each is one of eight, at random. *)
 let sizes rounds =
   let random = Random.State.make [| 4242 |] in
   for _ = 1 to rounds do

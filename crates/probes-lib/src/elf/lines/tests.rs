@@ -29,7 +29,7 @@ fn addr2line_says_the_same_line() {
             for place in &places {
                 let (source, said) = sources.line(*place);
                 assert!(source.unwrap().ends_with(path), "{path} {place}");
-                // A line without code has the address of a later line, and addr2line may name that one.
+                // A line without code has the address of another line, and addr2line may name that one.
                 let begins = |line| self::places(&file, path, line).0.contains(place);
                 assert!(
                     said == Some(line) || begins(said.unwrap()),
