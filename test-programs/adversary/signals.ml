@@ -63,7 +63,7 @@ let send () =
   Verdict.check (!received = !expected) "each signal is handled once"
 
 (* Where three handlers raise this often, OCaml 5.3 and 5.4 crash without a tool, in one run of
-   three that lasts 3 s; with two they do not. *)
+   three that lasts 3 s; with two, none of 22 runs of 5.3 and 22 of 5.4 did. *)
 let timers =
   let two = [ Unix.ITIMER_REAL; ITIMER_VIRTUAL ] in
   if Sys.ocaml_version < "5" then Unix.ITIMER_PROF :: two else two

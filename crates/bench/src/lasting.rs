@@ -1,5 +1,4 @@
-//! What commands cost that last, `record` and `serve`, while they run; and how long the answers of `completion` take, for
-//! which somebody waits.
+//! Long-running commands: what `record` and `serve` cost while they run; and how long `completion` takes to answer.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -616,9 +616,18 @@ impl Stacks {
         }
     }
 
-    /// Finds out, of threads that wait for a mutex, which of the others has it.
+    /// Finds out, of threads that wait for a mutex, which of the others holds it.
     fn find_owners(&self, threads: &mut [ThreadStack]) {
-        let tids: HashSet<i32> = threads.iter().map(|it| it.tid).collect();
+        if !threads.iter().any(|it| mutex::is_taking_mutex(&it.frames)) {
+            return;
+        }
+        // A mutex has the id of its owner in the innermost of the pid namespaces.
+        let tids = threads.iter().map(|it| it.tid);
+        let own_ids = tids.filter_map(|tid| {
+            let status = self.process.thread_status(tid).ok()?;
+            Some((status.innermost, tid))
+        });
+        let by_own_id: HashMap<i32, i32> = own_ids.collect();
         for thread in threads {
             let ThreadState::Blocked {
                 waits_for: Some(WaitsFor::Futex { address, owner }),
@@ -629,13 +638,14 @@ impl Stacks {
             };
             if mutex::is_taking_mutex(&thread.frames) {
                 let found = self.owner(thread.tid, *address);
-                *owner = found.filter(|it| *it != thread.tid && tids.contains(it));
+                let found = found.and_then(|own| by_own_id.get(&own).copied());
+                *owner = found.filter(|it| *it != thread.tid);
             }
         }
     }
 
-    /// Returns the owner of the mutex that a thread waits for now, by the address of its futex; `None` if it waits for
-    /// another one, or for none.
+    /// Returns the owner of the mutex that a thread waits for now, by the address of its futex: see [`mutex::owner`].
+    /// `None` if it waits for another one, or for none.
     fn owner(&self, tid: i32, futex: LiveAddr) -> Option<i32> {
         let files = ThreadFiles::open(&self.process, tid).ok()??;
         let moment = files.moment_since(files.slices().ok()??).ok()??;

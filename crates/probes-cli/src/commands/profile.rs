@@ -471,7 +471,7 @@ fn note_on_cpu(profile: &Profile, messages: &Messages) {
     }
     let is_running = |it: &ProfiledStack| it.activity == Activity::Running;
     if time_of(profile, is_running).is_zero() && profile.not_sampled.is_zero() {
-        messages.note("no thread ran meanwhile; -off-cpu shows what they waited for");
+        messages.note("no thread was on a processor meanwhile; -off-cpu shows where they were");
     }
 }
 

@@ -23,9 +23,10 @@ its cgroup), STACK complete, guessed, cut or unread. In OCaml 5
     domain 3
 follows if the domain of the thread is known (0 is that of the main thread), and of a blocked thread
     waits for file descriptor 5 (/tmp/fifo)
-if the system call says. A stack is complete if it reaches to the code that the thread began with;
-if it is cut, its last line says why; if it is guessed, a frame was found by searching the stack,
-because a register was not known. docs/profile.md says more.";
+    waits for the futex at 0x55fbeae05a10, a mutex held by thread 4247
+if the system call, and a mutex of the C library, say so. A stack is complete if it reaches to the
+code that the thread began with; if it is cut, its last line says why; if it is guessed, a frame was
+found by searching the stack, because a register was not known. docs/profile.md says more.";
 
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "ocaml-probes stack -pid N [FLAGS]", after_help = HELP)]

@@ -63,7 +63,7 @@ struct Call {
     waits_for: Option<String>,
     /// The descriptor of the file that it waits for.
     descriptor: Option<i32>,
-    /// The thread that has the mutex that it waits for.
+    /// The thread that holds the mutex that it waits for.
     owner: Option<i32>,
 }
 

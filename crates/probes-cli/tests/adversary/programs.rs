@@ -60,7 +60,7 @@ fn program_switches_own_probes_while_observed() {
     every_way("its own probes", &program);
 }
 
-// promise: Observations: Requests that are nested 140 deep, end by an exception or in another thread are handled
+// promise: Observations: Requests nested 140 deep, ended by an exception, or finished in another thread, are handled
 //    as without a tool (in every way)
 #[test]
 fn requests_that_never_finish_are_unaffected() {

@@ -193,9 +193,13 @@ fn act(case: &mut Case, running: &Running, words: &str) {
         } else {
             "ocaml-probes: "
         };
-        // Notes may come before.
-        let says_why = ran.stderr.lines().any(|said| said.starts_with(start));
-        assert!(says_why, "{line}: {ran:?}");
+        // Notes may come before, and the hint after it.
+        let mut said = ran.stderr.lines().rev();
+        let last = said.find(|it| !it.starts_with("hint: "));
+        assert!(
+            last.is_some_and(|it| it.starts_with(start)),
+            "{line}: {ran:?}"
+        );
         return case.count(format!("{words}: refused"));
     }
     assert_eq!(ran.code, Some(0), "{line}: {ran:?}");

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use test_support::{Guard, Scratch, Talker, fixture, fixture_forms, program};
+use test_support::{Guard, Scratch, Talker, eventually, fixture, fixture_forms, process, program};
 
 use crate::profile::{assert_adds_up, function, lines, profiling, running};
 use crate::support::{Run, object, run, run_command};
@@ -152,18 +152,25 @@ fn busy_processors_are_reported_without_records() {
 // promise: Profiles: With -on-cpu, it is said why the kernel records nothing, and that no thread ran (idle and stopped processes)
 #[test]
 fn empty_profiles_say_why() {
-    const NOTHING: &str = "no thread ran meanwhile; -off-cpu shows what they waited for";
+    const NOTHING: &str = "no thread was on a processor meanwhile; -off-cpu shows where they were";
     let target = Talker::start(&fixture("turns.pie"));
     let pid = target.pid();
+    let becomes = |state| {
+        eventually("it does not run", || {
+            (process::state(pid) == Some(state)).then_some(())
+        })
+    };
     for is_stopped in [false, true] {
         if is_stopped {
             kill(Pid::from_raw(pid), Signal::SIGSTOP).unwrap();
         }
+        becomes(if is_stopped { 'T' } else { 'S' });
         let said = run(&format!("profile -on-cpu -for 300ms -pid {pid}"));
         assert_eq!(said.code, Some(0));
         assert!(said.stderr.contains(NOTHING), "{}", said.stderr);
     }
     kill(Pid::from_raw(pid), Signal::SIGCONT).unwrap();
+    becomes('S');
     let said = profile_without_perf(pid, &["-on-cpu"]).stderr;
     assert!(
         said.contains("the kernel records nothing: perf_event_open"),

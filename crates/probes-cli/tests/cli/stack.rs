@@ -272,7 +272,7 @@ fn ten_thousand_threads_have_stacks() {
     assert_eq!(waits["because"].is_string(), !is_recorded, "{waits}");
 }
 
-// promise: Stacks: Of a thread that waits for a mutex, the thread that has it is named; a condition has no owner (2 programs)
+// promise: Stacks: Of a thread that waits for a mutex, the thread that holds it is named; a condition has no owner (2 programs)
 #[test]
 fn owners_of_mutexes_are_named() {
     for file in program_forms("waiting") {
@@ -281,14 +281,15 @@ fn owners_of_mutexes_are_named() {
         let calls = |thread: &Value, name: &str| functions(thread).iter().any(|it| it == name);
         let threads = read_when(pid, "", |threads| {
             let has = |name| threads.iter().any(|thread| calls(thread, name));
-            has("pthread_mutex_lock") && has("Stdlib.Condition.wait") | has("caml_condition_wait")
+            let waits_for_condition = has("Stdlib.Condition.wait") || has("caml_condition_wait");
+            has("pthread_mutex_lock") && waits_for_condition
         });
         // The main thread has locked it.
         let locks = threads.iter().find(|it| calls(it, "pthread_mutex_lock"));
         let call = &locks.unwrap()["system_call"];
         assert_eq!(call["owner"], pid, "{call}");
         let waits_for = call["waits_for"].as_str().unwrap();
-        let text = format!(", a mutex that thread {pid} has");
+        let text = format!(", a mutex held by thread {pid}");
         assert!(
             waits_for.starts_with("the futex at 0x") && waits_for.ends_with(&text),
             "{waits_for}"

@@ -124,7 +124,7 @@ pub(crate) struct WantedFunction {
     pub(crate) address: LiveAddr,
     /// Whether it is a site of a USDT probe.
     pub(crate) is_usdt: bool,
-    /// Whether it was not selected: it is patched so that calls of others are told apart, and is nobody's result.
+    /// Whether it was not selected: it is patched for the records of other functions, and never reported.
     pub(crate) is_internal: bool,
     /// See [`FunctionPlace::named_by`].
     named_by: Option<usize>,

@@ -3,7 +3,8 @@
 //! ```text
 //! glibc    lock (4 bytes; the futex): 2 = taken, and others wait; count (4 bytes); thread id of the owner (4 bytes)
 //!          mutexes that are robust or inherit priorities: as in musl
-//! musl     lock (the futex): the thread id of the owner, and bit 31: others wait
+//! musl     lock (the futex): the thread id of the owner or, in a default mutex, which notes no owner, EBUSY (16); bit 31:
+//!          others wait
 //! ```
 //!
 //! Other locks may look the same, so one of these functions has to be among the innermost frames.
@@ -17,12 +18,26 @@ use crate::memory::ReadMemory;
 /// How many frames there are, at most, from the system call to the function that takes the mutex.
 const INNER_FRAMES: usize = 4;
 
+/// What follows `pthread_mutex_` in the names of these functions. After a wait for a condition, glibc takes the mutex by
+/// one of its own.
+const LOCKING: [&str; 6] = [
+    "lock",
+    "lock_full",
+    "timedlock",
+    "clocklock",
+    "cond_lock",
+    "cond_lock_full",
+];
+
 /// The value of the lock of a mutex of glibc that is taken, and that others wait for.
 const CONTENDED: u32 = 2;
 
 /// The bits of a lock that holds a thread id: others wait (`FUTEX_WAITERS`), and the id (`FUTEX_TID_MASK`).
 const HAS_WAITERS: u32 = 1 << 31;
 const OWNER_MASK: u32 = (1 << 30) - 1;
+
+/// What musl has there instead of the id in a mutex that notes no owner.
+const NO_OWNER: u32 = libc::EBUSY as u32;
 
 /// Returns whether a thread with these frames takes a mutex.
 pub(super) fn is_taking_mutex(frames: &[Arc<StackFrame>]) -> bool {
@@ -33,18 +48,19 @@ pub(super) fn is_taking_mutex(frames: &[Arc<StackFrame>]) -> bool {
     names.any(|name| {
         let name = name.trim_start_matches('_');
         let of_mutex = name.strip_prefix("pthread_mutex_");
-        of_mutex.is_some_and(|rest| ["lock", "lock_full", "timedlock", "clocklock"].contains(&rest))
+        of_mutex.is_some_and(|rest| LOCKING.contains(&rest))
     })
 }
 
-/// Returns the thread id of the owner of a mutex that a thread waits for, by the address of its futex.
+/// Returns the owner of a mutex that a thread waits for, by the address of its futex: its id in the innermost of its pid
+/// namespaces.
 pub(super) fn owner(memory: &impl ReadMemory, futex: LiveAddr) -> Option<i32> {
     let mut bytes = [0; 12];
     memory.read(futex, &mut bytes).ok()?;
     let word = |at: usize| bytes[at..].first_chunk().map(|it| u32::from_le_bytes(*it));
     let owner = match word(0)? {
         CONTENDED => word(8)?,
-        lock if lock & HAS_WAITERS != 0 => lock & OWNER_MASK,
+        lock if lock & HAS_WAITERS != 0 && lock & OWNER_MASK != NO_OWNER => lock & OWNER_MASK,
         _ => return None,
     };
     i32::try_from(owner).ok()
@@ -63,6 +79,7 @@ mod tests {
         };
         assert_eq!(of([CONTENDED, 1, 4247]), Some(4247));
         assert_eq!(of([HAS_WAITERS | 4247, 0, 9]), Some(4247));
+        assert_eq!(of([HAS_WAITERS | NO_OWNER, 0, 9]), None);
         // Nobody waits for it, or it is no mutex.
         assert_eq!(of([1, 1, 4247]), None);
         assert_eq!(of([CONTENDED, 1, u32::MAX]), None);

@@ -41,7 +41,7 @@ pub enum WaitsFor {
     Futex {
         /// The address of the futex.
         address: LiveAddr,
-        /// The thread that has the lock, if it is a mutex of the C library (`pthread_mutex_lock`).
+        /// The thread that holds the lock, if it is a mutex of the C library (`pthread_mutex_lock`), and that is known.
         owner: Option<i32>,
     },
     /// The time.
@@ -127,7 +127,7 @@ impl fmt::Display for WaitsFor {
             WaitsFor::Futex { address, owner } => {
                 write!(f, "the futex at {address}")?;
                 match owner {
-                    Some(owner) => write!(f, ", a mutex that thread {owner} has"),
+                    Some(owner) => write!(f, ", a mutex held by thread {owner}"),
                     None => Ok(()),
                 }
             }

@@ -1,6 +1,7 @@
 //! Finds the functions that an observation selects, and what is wanted of each.
 
 use std::cell::LazyCell;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -40,7 +41,7 @@ impl ObservedFunctions {
         let Selection {
             places,
             selectors,
-            kinds,
+            mut kinds,
         } = Selection::of(&all, observation)?;
         let [_, timed, watched, counted] = &places;
         let asked = asked_places(observation, timed, counted);
@@ -67,18 +68,11 @@ impl ObservedFunctions {
         let is_selected = |it: &FreedStacks<'_>| places.iter().any(|place| it.is_at(place));
         let internal = freed_stacks.iter().filter(|it| !is_selected(it));
         let internal: Vec<FunctionPlace<'_>> = internal.map(|it| it.place.clone()).collect();
-        let wanted = |place: &FunctionPlace<'_>| {
-            if internal
-                .iter()
-                .any(|it| PlaceKey::of(it) == PlaceKey::of(place))
-            {
-                return Wanted::FreedStacks;
-            }
-            questions.wanted(place, &kinds)
-        };
+        kinds.freed_stacks = internal.iter().map(PlaceKey::of).collect();
         if !internal.is_empty() {
-            places = all.merged([places, internal.clone()].concat());
+            places = all.merged([places, internal].concat());
         }
+        let wanted = |place: &FunctionPlace<'_>| questions.wanted(place, &kinds);
         let is_same = |one: &FunctionPlace<'_>, other: &FunctionPlace<'_>| {
             std::ptr::eq(one.function.object, other.function.object)
         };
@@ -124,9 +118,11 @@ impl ObservedFunctions {
                 is_internal: false,
                 named_by: None,
             };
-            let refused = site.refused(Refusal::NoFunction);
-            self.refused
-                .extend(refused.filter(|it| !self.refused.contains(it)));
+            if let Some(refused) = site.refused(Refusal::NoFunction) {
+                if !self.refused.contains(&refused) {
+                    self.refused.push(refused);
+                }
+            }
         }
     }
 
@@ -279,6 +275,7 @@ impl<'f> Selection<'f> {
             kinds: PlaceKinds {
                 timed: timed_keys,
                 watched: watched_keys,
+                freed_stacks: HashSet::new(),
                 ends,
             },
         })

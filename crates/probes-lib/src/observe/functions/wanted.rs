@@ -39,6 +39,8 @@ pub(super) type EndsByPlace = HashMap<PlaceKey, Vec<PairEnd>>;
 pub(super) struct PlaceKinds {
     pub(super) timed: HashSet<PlaceKey>,
     pub(super) watched: HashSet<PlaceKey>,
+    /// Those that were not selected, and free the stacks of fibers.
+    pub(super) freed_stacks: HashSet<PlaceKey>,
     /// Those that are ends of pairs.
     pub(super) ends: EndsByPlace,
 }
@@ -54,7 +56,7 @@ pub(super) enum Wanted<'w> {
     Watched(&'w KnownArguments, Option<&'w CallExpressions<'w>>),
     /// Nothing: it is called, and one of its instructions is executed, to switch events on.
     NotObserved,
-    /// Nothing of its hits: it frees the stacks of fibers.
+    /// Not its hits: it is patched because it frees the stacks of fibers.
     FreedStacks,
     /// These ends of pairs.
     Paired(&'w KnownArguments, &'w [PairEnd], &'w Observation),
@@ -185,6 +187,8 @@ impl<'w> ExpressionsByKind<'w> {
             Wanted::Counted(None)
         } else if once.is_some_and(|once| place.is_in_function_at(once.callee)) {
             Wanted::NotObserved
+        } else if kinds.freed_stacks.contains(&key) {
+            Wanted::FreedStacks
         } else if let Some(ends) = kinds.ends.get(&key) {
             Wanted::Paired(self.words, ends, self.observation)
         } else if kinds.timed.contains(&key) {

@@ -148,7 +148,11 @@ fn after_freed_stack(
     Ok((code, copy))
 }
 
-/// The same, without what is done where stacks are freed.
+/// Returns the trampoline for what is recorded of its hits; `None` if it only counts.
+///
+/// # Errors
+///
+/// If it is too far from what it refers to.
 fn recording(
     at: LiveAddr,
     site: (&PatchSite, LoadBias),

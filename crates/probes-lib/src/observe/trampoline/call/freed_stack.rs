@@ -1,6 +1,5 @@
 //! The code at the entry of `caml_free_stack`, by which the runtime of OCaml 5 frees the stack of a fiber that has ended.
-//! The calls that are left on it were unwound: an exception has ended the fiber, or it was suspended and will never go
-//! on.
+//! The calls that are left on it were unwound: an exception has ended the fiber, or its thread or domain has ended.
 //!
 //! ```text
 //! unless the caller is the code that moves a stack that grows: the fiber goes on, on another stack

@@ -74,7 +74,7 @@ pub(super) fn drop_others(
     a.jmp(again)
 }
 
-/// Emits the code that counts the call that is located, unless it is left out; if no calls `are_filtered`, none is.
+/// Emits the code that counts the call that is located, unless it is left out. `are_filtered`: whether some calls are.
 /// Expects the address of the shared data in rbx; uses rdi.
 pub(super) fn count_last(
     a: &mut CodeAssembler,

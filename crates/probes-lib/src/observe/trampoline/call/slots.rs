@@ -2,8 +2,8 @@
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
-    CodeAssembler, CodeLabel, al, byte_ptr, ebx, edi, edx, qword_ptr, r9, r14, rax, rbx, rcx, rdi,
-    rdx, rsi, rsp,
+    CodeAssembler, CodeLabel, al, ebx, edi, edx, qword_ptr, r9, r14, rax, rbx, rcx, rdi, rdx, rsi,
+    rsp,
 };
 
 use super::super::emit::{load, offset, spread, time, word_at};
@@ -124,9 +124,10 @@ pub(super) fn take_slot(
     a.jc(lost)?;
     a.shr(rdx, ABANDONED_BITS)?;
     a.je(lost)?;
-    a.test(byte_ptr(rcx + call_slot::OWNER), 1)?;
-    a.je(lost)?;
+    // Read once: the fiber may end meanwhile (call/freed_stack.rs).
     a.mov(rax, word_at(rcx, call_slot::OWNER))?;
+    a.test(al, 1)?;
+    a.je(lost)?;
     a.jmp(replace)?;
     a.set_label(&mut take)?;
     // Another thread may have taken it meanwhile.
