@@ -35,7 +35,8 @@ const SWITCHES: [&str; 5] = [
 ];
 
 /// The commands that observe or read; `killed …` is the command that follows, or `count`, killed at a random moment. PAIR
-/// are two probes of the program, FILE is a file for the tool. Those that take long are not beside each other.
+/// are two probes of the program, ALL are all of them, FILE is a file for the tool. Those that take long are not beside
+/// each other.
 const OBSERVATIONS: [&str; 37] = [
     "count -for 20ms",
     "latency -for 20ms -pair PAIR",
@@ -261,7 +262,7 @@ fn kill_observer(case: &mut Case, running: &Running, flags: &str) {
     case.add("observers killed", u64::from(is_killed));
 }
 
-/// How long a program that `trace` has started runs.
+/// How long a program that the tool has started runs.
 const LAUNCHED: Duration = Duration::from_millis(150);
 
 /// Runs the program under a command that starts it, and observes it or switches its probes from its first instruction on.
