@@ -129,7 +129,10 @@ fn share_of_waits_in_wrong_place() -> f64 {
         })
         .collect();
     let (of_program, all): (f64, f64) = (own.iter().sum(), found.iter().sum());
-    assert!(all > 0.9 * of_program, "{own:?} {found:?}: {profile}");
+    // The time for which a thread that was woken waits for a processor is no wait.
+    let runnable = number(&profile["times"], "runnable_seconds");
+    let least = 0.9 * (of_program - runnable);
+    assert!(all > least, "{own:?} {found:?}: {profile}");
     // With fewer looks, this share was 7 % to 10 %.
     let missing = own.iter().zip(&found);
     let missing = missing.map(|(own, found)| (own / of_program - found / all).max(0.0));
