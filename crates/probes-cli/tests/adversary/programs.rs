@@ -156,9 +156,9 @@ fn fixtures_of_other_compilers_are_unaffected() {
         "mixed_generations",
     ] {
         let program = Program::fixture(name, |talker| {
-            let line = talker.ask("rounds", "rounds");
+            let line = talker.ask("repeated", "repeated");
             assert!(line.ends_with("wrong=0"), "{line}");
-            talker.send("go");
+            talker.send("repeat");
         });
         every_way(name, &program);
     }
