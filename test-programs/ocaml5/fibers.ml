@@ -59,7 +59,7 @@ let growing rounds =
     spawn (fun () -> ignore (descend 10_000))
   done
 
-(* An exception ends the fiber, and with it so many calls and one. *)
+(* An exception ends the fiber within [depth + 1] calls. *)
 let rec fails depth =
   if depth = 0 then raise Exit;
   fails (depth - 1);

@@ -15,7 +15,7 @@ pub(crate) const PAIRS: &str = "fixtures/timed.pie";
 /// Calls functions in bursts.
 pub(crate) const BURST: &str = "fixtures/calls.pie";
 
-/// OCaml functions, called when it is told to by a line of input.
+/// A program of OCaml that waits for a line of input, which says how often it calls its functions.
 pub(crate) const CALLS: &str = "calls.exe";
 
 /// Programs that have probes, and wait for a line of input.
