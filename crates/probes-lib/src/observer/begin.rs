@@ -1,5 +1,6 @@
 //! The beginning of an observation: what another tool has left is removed, then the patches are installed.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -129,7 +130,13 @@ impl Target {
         }
         let mut budget = TimeBudget::new(options.time_limit);
         loop {
-            let error = match self.install(observation, &functions, planned.take(), options) {
+            let install = || self.install(observation, &functions, planned.take(), options);
+            // A panic is a defect of this tool: the process is not to stay as it is then.
+            let installed = catch_unwind(AssertUnwindSafe(install)).unwrap_or_else(|panic| {
+                let _ = remove_stale(&functions);
+                resume_unwind(panic)
+            });
+            let error = match installed {
                 Ok(mut observer) => {
                     observer.stop_time = process.stop_time().since(before);
                     observer.successor_lock = successor_lock;
