@@ -31,7 +31,7 @@ pub(crate) enum TimelineFormat {
 }
 
 /// The extensions of files in these formats, for messages.
-pub(crate) const SUFFIXES: &str = ".perfetto-trace, .json or .fxt";
+pub(crate) const SUFFIXES: &str = ".perfetto-trace, .pftrace, .json or .fxt";
 
 impl TimelineFormat {
     /// The format that the name of a file asks for.

@@ -258,6 +258,43 @@ fn pairs_are_slices_and_hits_are_instants() {
     }
 }
 
+// promise: Time lines: Slices have the results of their calls, and hits of lines and USDT probes are instants, in each format
+#[test]
+fn results_lines_and_usdt_probes_are_recorded() {
+    let scratch = Scratch::new();
+    for format in FORMATS {
+        let mut target = Talker::start(&program("calls"));
+        let file = scratch.file(format);
+        let flags = ["-results", "-fn", "Calls.leaf,calls.ml:29"];
+        let tool = recording(target.pid(), &flags, &file);
+        let answer = target.ask("run 1 5", "calls");
+        tool.end().answer();
+        let timeline = read(&file);
+        let leaves = slices(&timeline, "Calls.leaf");
+        assert_eq!(leaves.len(), called(&answer, "leaf"));
+        for slice in leaves {
+            let argument = slice["args"]["arg0"].as_i64().unwrap();
+            assert_eq!(slice["args"]["result"], argument + 1, "{slice}");
+        }
+        let lines = timeline["instants"].as_array().unwrap();
+        assert_eq!(lines.len(), called(&answer, "raises"));
+        let is_named = |it: &Value| it["name"] == "calls.ml:29 in Calls.work";
+        assert!(lines.iter().all(is_named), "{lines:?}");
+
+        let mut target = Talker::start(&fixture_forms("usdt_arguments")[0]);
+        let tool = recording(target.pid(), &["-usdt", "forms:registers"], &file);
+        target.ask("form 1 3", "formed");
+        tool.end().answer();
+        let timeline = read(&file);
+        let hits = timeline["instants"].as_array().unwrap();
+        assert_eq!(hits.len(), 3);
+        for (hit, number) in hits.iter().zip(1..) {
+            assert_eq!(hit["name"], "forms:registers in forms_round", "{hit}");
+            assert_eq!(hit["args"]["arg0"], number, "{hit}");
+        }
+    }
+}
+
 /// When a slice began and ended, in nanoseconds.
 pub(crate) fn span(slice: &Value) -> (u64, u64) {
     let time = |field: &str| slice[field].as_u64().unwrap();
@@ -642,7 +679,7 @@ fn wrong_command_lines_change_nothing() {
     for (flags, why) in [
         (
             "-probe tick",
-            "needs -o FILE, whose name ends with .perfetto-trace, .json or .fxt",
+            "needs -o FILE, whose name ends with .perfetto-trace, .pftrace, .json or .fxt",
         ),
         (
             "-probe tick -o x.txt",
