@@ -53,6 +53,11 @@ fn values_of_flags_are_completed() {
         completions(&["latency", "-gc", "minor,s"]),
         ["minor,slice", "minor,stw"]
     );
+    // What is in the list is not offered again.
+    assert_eq!(
+        completions(&["latency", "-gc", "slice,minor,s"]),
+        ["slice,minor,stw"]
+    );
     assert_eq!(completions(&["completion", "z"]), ["zsh"]);
     assert_eq!(completions(&["info", "-limit", ""]), [""; 0]);
     assert_eq!(completions(&["nonsense", "-x", ""]), completions(&[""]));

@@ -85,7 +85,9 @@ fn first_line(text: Option<&clap::builder::StyledStr>) -> String {
 fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
     let of_list = |names: &dyn Fn(&str) -> Completions| {
         let (before, last) = split_list(typed);
-        with_prefix(before, names(last))
+        let mut found = names(last);
+        found.retain(|name, _| !before.split(',').any(|it| it.trim_start() == name));
+        with_prefix(before, found)
     };
     let values = match (long(arg), value_name(arg)) {
         (_, "FILE" | "ARGS" | "DIRECTORY") => return None,
