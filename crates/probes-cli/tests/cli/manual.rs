@@ -67,6 +67,7 @@ fn page_has_flags_and_text_of_the_help() {
         "The process; may be repeated",
         "-enable-pair START,STOP",
         "NAME BEFORE -> AFTER, N sites",
+        "/usr/share/doc/ocaml-probes",
         "SEE ALSO",
     ] {
         assert!(page.contains(text), "no {text:?} in\n{page}");
@@ -105,8 +106,32 @@ fn assert_links_are_installed(documents: &Path) {
         }
     }
     assert!(links > 100, "{links}");
-    for page in ["tutorial.md", "serve.md", "tasks/slow-request.md"] {
-        assert!(pages.contains(page), "no {page}");
+    // The index leads to each page, except for pictures and examples.
+    let index = fs::read_to_string(documents.join("index.md")).unwrap();
+    for page in pages
+        .iter()
+        .filter(|it| it.ends_with(".md") && *it != "index.md")
+    {
+        assert!(
+            index.contains(&format!("]({page})")),
+            "no {page} in {index}"
+        );
+    }
+}
+
+/// Fails if the help or a manual page names a page that is not installed.
+fn assert_named_pages_are_installed(manual: &Path, documents: &Path) {
+    let name = Regex::new(r"docs/([a-z/-]+\.md)").unwrap();
+    let mut named = BTreeSet::new();
+    for page in files(manual) {
+        let text = fs::read_to_string(manual.join(page))
+            .unwrap()
+            .replace('\\', "");
+        named.extend(name.captures_iter(&text).map(|it| it[1].to_owned()));
+    }
+    assert!(named.len() > 5, "{named:#?}");
+    for page in named {
+        assert!(documents.join(&page).is_file(), "no {page}");
     }
 }
 
@@ -137,7 +162,9 @@ fn installation_is_complete_and_removes_itself() {
         String::from_utf8(version.stdout).unwrap(),
         run("version").answer()
     );
-    assert_links_are_installed(&directory.join("share/doc/ocaml-probes"));
+    let documents = directory.join("share/doc/ocaml-probes");
+    assert_links_are_installed(&documents);
+    assert_named_pages_are_installed(&directory.join("share/man/man1"), &documents);
     let removed = output(Command::new(&script).arg("--remove").arg(&directory));
     assert!(removed.status.success(), "{removed:?}");
     assert_eq!(files(&directory), BTreeSet::from(["bin/other".to_owned()]));

@@ -12,6 +12,10 @@ const WIDTH: usize = 76;
 /// The name of the command that the pages are about.
 const TOOL: &str = "ocaml-probes";
 
+/// Where the pages are that the help names as `docs/PAGE.md`.
+const FILES: &str = "The pages of docs/ are in /usr/share/doc/ocaml-probes if the tool was installed as a package, and in \
+/usr/local/share/doc/ocaml-probes after `make install`. index.md lists them; tutorial.md is for a first hour.";
+
 /// The heading of the flags that have no heading in the help.
 const FLAGS: &str = "Flags";
 
@@ -35,6 +39,7 @@ pub(super) fn of_tool(root: &Command) -> Page {
         );
     }
     page.flags(root);
+    page.files();
     let pages = shown(root).filter(|it| it.get_name() != "help");
     page.see_also(pages.map(|it| format!("{TOOL}-{}", it.get_name())));
     page
@@ -45,6 +50,7 @@ pub(super) fn of_subcommand(subcommand: &Command) -> Page {
     let mut page = Page::begin(format!("{TOOL}-{}", subcommand.get_name()), subcommand);
     page.notes(subcommand);
     page.flags(subcommand);
+    page.files();
     page.see_also(std::iter::once(TOOL.to_owned()));
     page
 }
@@ -113,6 +119,11 @@ impl Page {
             line += word;
         }
         self.line(&escaped(&line));
+    }
+
+    fn files(&mut self) {
+        self.section("FILES");
+        self.paragraph(FILES);
     }
 
     /// The flags and operands, by their headings.
