@@ -63,10 +63,12 @@ const ATTEMPTS: usize = 5;
 /// How often, at most, the files of a process are read again because a stack has code of none of them.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Returns how long to wait until it is checked again whether files were loaded, if a check took so long: it takes no more than 1 %
-/// of a processor.
+/// How often, at most, it is checked whether files were loaded. Until then, a file where another one was has its names.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Returns how long to wait until that is checked again, if a check took so long: it takes no more than 2 % of a processor.
 pub(crate) fn files_pause(check: Duration) -> Duration {
-    RELOAD_INTERVAL.max(check.saturating_mul(100))
+    CHECK_INTERVAL.max(check.saturating_mul(50))
 }
 
 /// The number that the kernel stores for a thread that is in no system call.
@@ -199,7 +201,7 @@ impl Stacks {
             names: FrameNames::default(),
             domains,
             loaded: Instant::now(),
-            next_check: Instant::now() + RELOAD_INTERVAL,
+            next_check: Instant::now() + CHECK_INTERVAL,
         })
     }
 
