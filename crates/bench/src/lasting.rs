@@ -67,6 +67,14 @@ impl LastingCommand {
             .map_err(Failure::of("the tool has exited"))
     }
 
+    /// Returns the share of a processor that it takes while `work` is done.
+    fn share_during(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+        let (begun, before) = (Instant::now(), self.cpu()?);
+        work()?;
+        let cpu = self.cpu()? - before;
+        Ok(cpu.as_secs_f64() / begun.elapsed().as_secs_f64())
+    }
+
     fn peak_kib(&self) -> u64 {
         let peak = process::status(self.guard.pid(), "VmHWM");
         let number = peak.split_whitespace().next();
@@ -110,9 +118,10 @@ pub(crate) fn record(targets: &Path, tool: &Path) -> Result<String> {
         args.push(file.as_os_str());
         let tool = LastingCommand::start(tool, &args)?;
         eventually("it records", || file.exists().then_some(()));
-        let (begun, before) = (Instant::now(), tool.cpu()?);
-        std::thread::sleep(MEASURED);
-        let (took, cpu) = (begun.elapsed(), tool.cpu()? - before);
+        let share = tool.share_during(|| {
+            std::thread::sleep(MEASURED);
+            Ok(())
+        })?;
         let memory = tool.peak_kib();
         let said = tool.end()?;
         let said: Value = serde_json::from_str(&said).map_err(Failure::of("record says"))?;
@@ -120,12 +129,11 @@ pub(crate) fn record(targets: &Path, tool: &Path) -> Result<String> {
         let (slices, lost) = (number("slices"), number("lost_hits"));
         let kept = said["last_seconds"].as_f64().unwrap_or(number("seconds"));
         let rate = slices / kept;
-        let of_processor = cpu.as_secs_f64() / took.as_secs_f64();
         table.row([
             format!("`record{flags}`"),
             format!("{rate:.0}"),
-            format!("{:.1} %", 100.0 * of_processor),
-            format!("{:.0} ns", 1e9 * of_processor / rate),
+            format!("{:.1} %", 100.0 * share),
+            format!("{:.0} ns", 1e9 * share / rate),
             mib(memory),
             format!("{:.1} bytes", number("bytes") / slices),
             lost.to_string(),
@@ -159,21 +167,23 @@ pub(crate) fn serve(targets: &Path, tool: &Path) -> Result<String> {
         .and_then(|it| it.split_once('/'));
     let (address, _) = address.ok_or_else(|| Failure::new(format!("serve says {url:?}")))?;
     let series = scrape(address)?;
-    let (begun, before) = (Instant::now(), tool.cpu()?);
     let mut answers = Samples::default();
-    for second in 1..=2 * MEASURED.as_secs() {
-        let asked = Instant::now();
-        scrape(address)?;
-        answers.push_time(asked.elapsed());
-        std::thread::sleep(Duration::from_secs(second).saturating_sub(begun.elapsed()));
-    }
-    let (took, cpu) = (begun.elapsed(), tool.cpu()? - before);
+    let share = tool.share_during(|| {
+        let begun = Instant::now();
+        for second in 1..=2 * MEASURED.as_secs() {
+            let asked = Instant::now();
+            scrape(address)?;
+            answers.push_time(asked.elapsed());
+            std::thread::sleep(Duration::from_secs(second).saturating_sub(begun.elapsed()));
+        }
+        Ok(())
+    })?;
     let memory = tool.peak_kib();
     tool.end()?;
     table.row([
         SERVED.to_string(),
         series.to_string(),
-        format!("{:.1} %", 100.0 * cpu.as_secs_f64() / took.as_secs_f64()),
+        format!("{:.1} %", 100.0 * share),
         mib(memory),
         ms(answers.median()),
         ms(answers.max()),

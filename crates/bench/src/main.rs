@@ -56,8 +56,8 @@ impl Request {
         self.only.as_ref().is_none_or(|only| only == table)
     }
 
-    /// Whether the tables go into `docs/benchmarks.md` if `--into` names no other file.
-    fn has_defaults(&self) -> bool {
+    /// Whether it measures all as usual: then the tables go into `docs/benchmarks.md` if `--into` names no other file.
+    fn is_complete(&self) -> bool {
         self.tool.is_none() && self.rounds == ROUNDS && self.only.is_none()
     }
 }
@@ -133,7 +133,7 @@ const TABLES: [&str; 20] = [
 fn measure(request: Request) -> Result<()> {
     let ready = prepare::build(request.tool.is_none())?;
     let machine = machine::describe()?;
-    let has_defaults = request.has_defaults();
+    let is_complete = request.is_complete();
     let wants = |table| request.wants(table);
     let tool = request.tool.as_ref().unwrap_or(&ready.tool);
     let programs = &ready.programs;
@@ -203,7 +203,7 @@ fn measure(request: Request) -> Result<()> {
     }
     match request.into {
         Some(file) => document.write(&file),
-        None if has_defaults => document.write(&ready.root.join("docs/benchmarks.md")),
+        None if is_complete => document.write(&ready.root.join("docs/benchmarks.md")),
         None => {
             document.print();
             Ok(())
