@@ -105,7 +105,7 @@ pub enum ErrorKind {
     /// Functions cannot be found.
     #[error(transparent)]
     Function(#[from] FunctionError),
-    /// A process cannot be worked on.
+    /// A process cannot be opened, observed or changed.
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// Memory of a process cannot be used.

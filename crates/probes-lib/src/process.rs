@@ -1,4 +1,4 @@
-//! [`Process`]: one process as /proc shows it: identity, state, threads, and why it cannot be worked on.
+//! [`Process`]: one process as /proc shows it: identity, state, threads, and why it cannot be opened.
 //!
 //! Everything is opened relative to one descriptor of `/proc/PID`, which stays with the process it
 //! was opened for: after that process has exited, opening fails, even if its pid is used again.
@@ -74,7 +74,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Opens `/proc/pid`, whether the process can be worked on or not.
+    /// Opens `/proc/pid`, whether the process can be observed and changed or not.
     pub(crate) fn open(pid: i32) -> Result<Process> {
         check_proc()?;
         Process::open_unchecked(pid)

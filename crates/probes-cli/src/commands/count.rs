@@ -46,7 +46,7 @@ end of the path is enough. What is named and cannot be counted is an error; what
 without hits are left out. With -sites a function is
     HITS RATE NAME ADDRESS OBJECT FILE:LINE
 Calls that the compiler has inlined are not counted, nor are functions of libraries that are loaded
-later. A function that calls itself in tail position may be counted in each round.
+later. A function that calls itself in tail position may be counted once for each such call.
 
 With -usdt it counts the sites of USDT probes that C and other languages have, such as
 'postgresql:query__*'. While they are counted, their semaphores are raised by one.

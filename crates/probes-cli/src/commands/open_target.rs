@@ -89,7 +89,7 @@ pub(super) fn sources(target: &Target) -> Vec<Option<SourceMap>> {
 }
 
 /// What to show of each probe. Source lines are read only if they are shown, because that takes
-/// longer than everything else; a program without them can be worked on as well.
+/// longer than everything else; a program without them can be observed as well.
 pub(super) fn detail(
     output: &Output,
     sites: bool,

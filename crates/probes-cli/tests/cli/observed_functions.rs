@@ -133,7 +133,7 @@ fn counted_compiler_writes_the_same_bytes() {
 }
 
 /// Starts the compiler; at its first module, it waits for a preprocessor, until the file `go` exists.
-fn gated(compiler: &Compiler, directory: &Path) -> Guard {
+fn start_waiting(compiler: &Compiler, directory: &Path) -> Guard {
     let gate = directory.join("gate");
     let script = "#!/bin/sh\n: > started\nwhile [ ! -e go ]; do sleep 0.02; done\necho \"# 1 \\\"$1\\\"\"\ncat \"$1\"\n";
     fs::write(&gate, script).unwrap();
@@ -155,12 +155,12 @@ fn timed_compiler_writes_the_same_bytes() {
     let scratch = Scratch::new();
     let directory = Directory::new(&scratch);
     let go = || fs::write(directory.work.join("go"), "").unwrap();
-    let mut ocamlopt = gated(&compiler, &directory.work);
+    let mut ocamlopt = start_waiting(&compiler, &directory.work);
     go();
     assert!(ocamlopt.wait().success());
     let alone = directory.take();
 
-    let mut ocamlopt = gated(&compiler, &directory.work);
+    let mut ocamlopt = start_waiting(&compiler, &directory.work);
     // Type inference is recursive and raises exceptions.
     let globs = "-json -fn Ctype.*,Env.*,Typecore.*,Stdlib.*,caml_alloc*,caml_modify,caml_raise*";
     let tool = start_observing("latency", globs, ocamlopt.pid());

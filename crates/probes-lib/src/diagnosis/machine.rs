@@ -58,7 +58,7 @@ fn hidepid() -> Check {
                 "/proc is mounted with hidepid={mode}, which hides the processes of other users"
             ),
         ),
-        Some(mode) => Check::pass(kind, format!("hidepid={mode} does not concern this user")),
+        Some(mode) => Check::pass(kind, format!("hidepid={mode} hides nothing from this user")),
         None => Check::pass(kind, "/proc shows the processes of all users"),
     }
 }
@@ -73,9 +73,9 @@ fn user() -> Check {
     let uid = geteuid().as_raw();
     let name = user_name(uid);
     let reach = if is_ptracer(&own_status()) {
-        "may work on the processes of all users"
+        "may observe and change the processes of all users"
     } else {
-        "may work on the processes of the same user"
+        "may observe and change the processes of the same user"
     };
     Check::pass(CheckKind::User, format!("uid {uid} ({name}) {reach}"))
 }
@@ -99,7 +99,7 @@ fn capabilities() -> Check {
         let denial = Denial::Incapable(Box::new(Denial::OtherUser { uid, name }));
         Check::fail(
             kind,
-            "this container or service lacks CAP_SYS_PTRACE, so no process of another user can be worked on",
+            "this container or service lacks CAP_SYS_PTRACE, so no process of another user can be observed or changed",
         )
         .because(denied(denial))
     }
@@ -109,7 +109,7 @@ fn user_namespace() -> Check {
     let finding = if is_initial_user_namespace() {
         "the initial one"
     } else {
-        "one of its own: processes outside of it cannot be worked on"
+        "one of its own: processes outside of it cannot be observed or changed"
     };
     Check::pass(CheckKind::UserNamespace, finding)
 }

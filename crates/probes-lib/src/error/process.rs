@@ -1,8 +1,8 @@
-//! [`ProcessError`], and [`Denial`]: why a process cannot be worked on.
+//! [`ProcessError`], and [`Denial`]: why a process cannot be opened, observed or changed.
 
 use super::{Operation, Subject};
 
-/// Why a process cannot be worked on; the message continues a sentence that begins with the process
+/// Why a process cannot be opened, observed or changed; the message continues a sentence that begins with the process
 /// or its thread.
 ///
 /// [`Error`](crate::Error) has an example.
