@@ -22,7 +22,7 @@ const AT: u64 = 0x40_1000;
 /// What assemblers write between functions: `cs nopw 0(%rax,%rax,1)`.
 const NOPS: &[u8] = b"\x66\x2e\x0f\x1f\x84\0\0\0\0\0";
 
-/// Returns a planner of functions that follow one another, and their ranges.
+/// Returns a planner of functions that follow one another, and their ranges, without the `NOPS` at their ends.
 fn planner_of(functions: &[&[u8]]) -> (PatchPlanner, Vec<CodeRange>) {
     let mut code = Code::default();
     code.add(FileAddr(AT), functions.concat(), true);
@@ -40,7 +40,8 @@ fn planner_of(functions: &[&[u8]]) -> (PatchPlanner, Vec<CodeRange>) {
     (PatchPlanner::new(code, &ranges, &[], []), ranges)
 }
 
-/// Returns a planner of one function at fixed addresses or not, with data after it, and the function's range.
+/// Returns a planner of one function, at fixed addresses if `is_fixed`, with data at `AT + 0x1000`; and the function's
+/// range.
 fn with_data(code: &[u8], data: &[u8], is_fixed: bool) -> (PatchPlanner, CodeRange) {
     let range = CodeRange {
         start: FileAddr(AT),
@@ -117,7 +118,7 @@ fn loop_at_four_is_punned_upwards() {
 
 #[test]
 fn jump_over_a_prefix_is_a_target() {
-    // lock incl (%rdi), of which the lock prefix may be skipped; then three bytes, and the jump.
+    // lock incl (%rdi); xor %eax,%eax; ret; jmp over the lock prefix.
     let refusal = entry(&[b"\xf0\xff\x07\x31\xc0\xc3\xeb\xf9"]).unwrap_err();
     assert_eq!(refusal, Refusal::BranchTarget { offset: 1 });
 }
@@ -167,10 +168,10 @@ fn patch_comes_after_endbr64() {
 
 #[test]
 fn island_is_reached_by_a_short_jump() {
-    let target = b"\x38\xc0\xff\xff\xff\x7f\xeb\xfa";
+    let after_island = b"\x38\xc0\xff\xff\xff\x7f\xeb\xfa";
     let island = [b"\xc3", NOPS].concat();
     // cmp %al,%al; a nop; jmp to the nop, so that the last three bytes of a near jump are fixed.
-    let (planner, ranges) = planner_of(&[b"\x38\xc0\x0f\x1f\0\xeb\xfb", &island, target]);
+    let (planner, ranges) = planner_of(&[b"\x38\xc0\x0f\x1f\0\xeb\xfb", &island, after_island]);
     let plan = planner.function(ranges[0]);
     let candidates = plan.entry.unwrap();
     let short = candidates
@@ -193,7 +194,7 @@ fn island_is_reached_by_a_short_jump() {
 
 #[test]
 fn exits_do_not_overlap_the_entry() {
-    // The return is in the entry's jump, or close after it.
+    // The return is in the entry's jump, or right after it.
     let (planner, ranges) = planner_of(&[b"\x48\x8b\x07\xc3\xcc", b"\x48\x8b\x47\x08\x90\xc3"]);
     for range in ranges {
         let exits = planner.function(range).exits.unwrap();
@@ -207,7 +208,7 @@ fn exits_do_not_overlap_the_entry() {
 }
 
 #[test]
-fn entries_are_extended_by_eight_instructions() {
+fn entries_are_extended_by_at_most_eight_instructions() {
     // mov $1,%eax; nops; ret, whose jump would be on two pages, the boundary being five bytes after the mov.
     let function = |nops: usize| {
         let bytes = [&b"\xb8\x01\0\0\0"[..], &vec![0x90; nops], b"\xc3"].concat();
@@ -228,7 +229,7 @@ fn entries_are_extended_by_eight_instructions() {
 
 #[test]
 fn entries_are_extended_over_straight_code() {
-    // je to the next function, or mov $1,%eax; pop %rax; ret; and a jump in the next function, maybe to the pop.
+    // Either je to the next function or mov $1,%eax; then pop %rax; ret. The next function jumps to itself, or to the pop.
     let exits = |entry: &[u8], jump: &[u8]| {
         let function = [entry, b"\x58\xc3"].concat();
         let (planner, ranges) = planner_of(&[&function, &[b"\x90", jump].concat()]);
@@ -304,7 +305,7 @@ fn refusals_say_why() {
         refusal(b"\x0f\x05\xc3"),
         "has a system call at +0x0, which cannot be moved"
     );
-    // A branch target at +1; the bytes from there on, as those of a jump, lead into the program itself.
+    // A branch target at +1; the bytes from there on, as the displacement of a jump, lead into the program itself.
     assert_eq!(
         refusal(b"\x53\0\0\0\0\0\0\xeb\xf8"),
         "has a branch target at +0x1, inside the bytes that the jump to its trampoline would take"
@@ -368,7 +369,7 @@ fn displaced_call_pushes_its_own_return_address() {
     let copy = copy.unwrap();
     let copied: Vec<_> = code::decode(copy.code(), AT + 0x1000).take(2).collect();
     let word = copied[0].ip_rel_memory_address() - AT - 0x1000;
-    // So that it is not on two pages.
+    // It is aligned, so that it is not on two pages.
     assert_eq!(word % 8, 0);
     assert_eq!(
         copy.code()[word as usize..][..8],
@@ -438,7 +439,7 @@ fn calls_below_the_stack_pointer_stay() {
 
 #[test]
 fn flags_live_where_a_comparison_is_returned() {
-    // cmp %rsi,%rdi; xchg; ret; or sub instead of cmp. Displaced with the entry, or by an exit of its own.
+    // cmp %rsi,%rdi, or sub; a nop; ret. The return is displaced with the entry, or by an exit of its own.
     for (compare, live) in [(&b"\x48\x39\xf7"[..], true), (b"\x48\x29\xf7", false)] {
         for before in [&b""[..], &[0x90; 40]] {
             let function = [before, compare, b"\x66\x90\xc3"].concat();
@@ -454,7 +455,7 @@ fn flags_live_where_a_comparison_is_returned() {
 
 #[test]
 fn flags_live_at_jumps_into_functions() {
-    // cmp %rsi,%rdi; jmp to the second instruction of the next function, a jc; or to its first, a test.
+    // cmp %rsi,%rdi; a nop; jmp to the second instruction of the next function, a jc, or to its first, a test.
     let other = b"\x85\xc0\x72\x02\x31\xc0\xc3";
     for (to, are_dead) in [(2, false), (0, true)] {
         let function = [&b"\x48\x39\xf7\x66\x90\xe9"[..], &[to, 0, 0, 0]].concat();
@@ -498,7 +499,7 @@ fn jumps_between_parts_are_no_exits() {
 
 #[test]
 fn falling_through_is_no_exit() {
-    // mov $1,%eax, and nothing; then a call that does not return; then ret and padding.
+    // Three functions that end after mov $1,%eax; with a call, which does not return; with ret and padding.
     let (planner, ranges) = planner_of(&[
         b"\xb8\x01\0\0\0",
         b"\xb8\x01\0\0\0\xe8\0\0\0\0",
@@ -596,6 +597,7 @@ fn endbr64_is_a_target() {
 
 #[test]
 fn functions_that_are_too_large_are_refused() {
+    // 10,000 functions of the same code: to decode it for each would take too long.
     let code = vec![0x90; 0x1000];
     let whole = CodeRange {
         start: FileAddr(AT),
@@ -623,8 +625,8 @@ fn functions_that_are_too_large_are_refused() {
 
 #[test]
 fn many_exits_are_planned() {
-    // 200,000 returns with padding, none of them on two pages. There are 20 thousand million pairs of them: to compare
-    // all would take too long.
+    // 200,000 returns with padding, none of them on two pages. There are 20 billion pairs of them: to compare all
+    // would take too long.
     let bytes = b"\xc3\xcc\xcc\xcc\xcc\xcc\xcc\xcc".repeat(200_000);
     let bytes = [b"\xb8\x01\0\0\0\x90\x90\x90", &bytes[..]].concat();
     let (planner, ranges) = planner_of(&[&bytes]);
@@ -709,7 +711,7 @@ fn raises_are_no_exits() {
 }
 
 #[test]
-fn red_zone_stays_at_unsure_exits() {
+fn unknown_jumps_with_a_red_zone_are_refused() {
     // jmp *(%rdi), in a function that stores below the stack pointer, and in one that only computes an address there.
     let jump = b"\xff\x27\xcc\xcc\xcc\xcc";
     let stored = [&b"\x48\x89\x7c\x24\xf8"[..], jump].concat();
