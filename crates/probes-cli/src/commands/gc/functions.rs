@@ -69,7 +69,7 @@ pub(super) fn of_process(
 }
 
 /// Starts a program that writes no events, as `why` says, and times the functions of its collector from its first
-/// instruction on. Returns its status.
+/// instruction on. Returns the program's status.
 pub(super) fn of_program(
     args: &Args,
     path: &Path,
@@ -167,7 +167,7 @@ impl CollectorFunctions {
     }
 
     /// Warns of pauses that had begun before they were timed, or have not ended, if there is more than one for each
-    /// hundred that were seen whole. One that has lasted all the time has left nothing but the stack of its thread.
+    /// hundred that were seen whole. A pause that lasts all the time is seen only on the stack of its thread.
     fn warn_of_unseen(&self, pid: i32, latencies: &[FunctionLatency], messages: &Messages) {
         let each = latencies.iter();
         let partly = each.clone().map(|it| it.running() + it.unmatched_exits());
@@ -185,7 +185,7 @@ impl CollectorFunctions {
         messages.warning(WarningKind::PauseLeftOut, &what, hint);
     }
 
-    /// Returns whether the stack of a thread, of those that can be read, has one of them.
+    /// Returns whether one of them is on the stack of a thread, of those that can be read.
     fn are_on_a_stack(&self, pid: i32) -> bool {
         let report = Stacks::of_process(pid).and_then(|mut stacks| stacks.read(false));
         let threads = report.map_or_else(|_| Vec::new(), |report| report.threads);

@@ -68,8 +68,8 @@ impl Rings {
     ///
     /// # Errors
     ///
-    /// If a ring cannot be read. If rings before it had new or dropped records, and not `is_over`, these are returned
-    /// instead, and the next call fails.
+    /// If a ring cannot be read. Unless `is_over`, the new records of the rings before it are returned instead, if there
+    /// are any or some were dropped; then the next call fails.
     pub(crate) fn read(
         &mut self,
         memory: &impl ReadMemory,
@@ -203,8 +203,8 @@ impl Rings {
                 && reserve(&mut Vec::new(), 0)
     }
 
-    /// Reads so many records from `first` on twice, the second time after `records`; returns the head afterwards. There
-    /// must not be more of them than a ring holds.
+    /// Reads the `many` records from `first` on, at most as many as a ring holds, twice: to `first_copy`, and behind those
+    /// in `records`. Returns the head afterwards.
     fn copy_twice(
         &mut self,
         memory: &impl ReadMemory,
@@ -347,7 +347,7 @@ mod tests {
             Ok(())
         }
 
-        /// The heads are one read, and so is each copy.
+        /// All heads are one read, and so are each copy that does not wrap around, and the head after both.
         fn read_pieces(
             &self,
             pieces: &mut [(LiveAddr, &mut [u8])],
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn records_end_with_the_last_one() {
+    fn no_record_is_beyond_the_last() {
         assert!(Records::default().get(0).is_none());
         let memory = memory();
         let mut rings = Rings::at(BASE, LAYOUT);

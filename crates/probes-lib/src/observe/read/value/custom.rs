@@ -1,4 +1,4 @@
-//! [`CustomKind`]: decodes custom blocks of OCaml's own kinds: boxed integers and Bigarrays. Pure.
+//! [`CustomKind`]: the kinds of custom blocks. Those of OCaml itself are decoded: boxed integers and Bigarrays. Pure.
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ impl CustomKind {
             [] => return None,
             other => {
                 let text = std::str::from_utf8(other).ok()?;
-                let is_shown = text.chars().all(|it| it.is_ascii_graphic());
-                return is_shown.then(|| CustomKind::Other(text.into()));
+                let is_printable = text.chars().all(|it| it.is_ascii_graphic());
+                return is_printable.then(|| CustomKind::Other(text.into()));
             }
         })
     }
@@ -74,7 +74,7 @@ pub(super) fn of_custom(
     })
 }
 
-/// Returns a Bigarray (`struct caml_ba_array`): after its operations are the address of its data, the number of
+/// Decodes a Bigarray (`struct caml_ba_array`): after its operations are the address of its data, the number of
 /// dimensions, the kind and the layout, a pointer, and the dimensions.
 fn bigarray(words: &[u8], size: u64) -> Option<Value> {
     const RANK: u64 = 2;
