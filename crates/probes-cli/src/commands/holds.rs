@@ -14,7 +14,7 @@ use crate::messages::Messages;
 use crate::output::{self, Released, WarningKind};
 use crate::text::{join_first_few, number_of};
 
-/// Undoes what dead commands hold of each process, and prints it.
+/// Undoes the holds of dead commands in each process, and prints what changed.
 pub(super) fn release_dead(
     targets: &[Target],
     options: Options,
@@ -73,7 +73,7 @@ pub(super) fn release_dead(
                 );
             }
         }
-        warn_of_others(&messages, pid, &target.holders());
+        warn_of_other_users(&messages, pid, &target.holders());
     }
     let mut steps = StepFailures::default();
     steps.add(printed);
@@ -95,7 +95,7 @@ fn keep_last_changes(released: &mut [ReleasedHold]) {
 }
 
 /// Notes which commands hold which probes; warns of dead ones.
-pub(super) fn say_who_holds(messages: &Messages, pid: i32, holders: &Holders) {
+pub(super) fn note_holders(messages: &Messages, pid: i32, holders: &Holders) {
     for holder in holders.list.iter().filter(|holder| holder.tool.is_alive) {
         let age = holder.tool.age_in_words();
         let names = join_first_few(&names(holder)).unwrap_or_default();
@@ -127,7 +127,7 @@ pub(super) fn warn_of_dead(messages: &Messages, pid: i32, holders: &Holders) {
 }
 
 /// Warns of dead holders whose holds only another user may undo.
-fn warn_of_others(messages: &Messages, pid: i32, holders: &Holders) {
+fn warn_of_other_users(messages: &Messages, pid: i32, holders: &Holders) {
     let others = holders.list.iter().filter(|one| !one.can_be_released);
     let list = others.cloned().collect();
     warn_of_dead(
@@ -140,7 +140,7 @@ fn warn_of_others(messages: &Messages, pid: i32, holders: &Holders) {
     );
 }
 
-/// Says that killed commands hold probes, and which.
+/// Says which killed commands hold which probes.
 fn held_by(dead: &[&Holder]) -> String {
     let mut all: Vec<&str> = dead.iter().flat_map(|holder| names(holder)).collect();
     all.sort_unstable();

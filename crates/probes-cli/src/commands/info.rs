@@ -3,7 +3,7 @@
 use probes_lib::{CodeDigest, Holders, Object, ProbeState, ProbeStates, State, Target};
 
 use super::closures::warn_of_refused_closures;
-use super::holds::say_who_holds;
+use super::holds::note_holders;
 use super::open_target::{describe, detail};
 use super::process_failures::ProcessFailures;
 use crate::destination::Output;
@@ -117,7 +117,7 @@ impl ProcessInfo<'_> {
         output.sum_up(&output.messages, probes, || sum_of_states(states));
         warn_of_inconsistent(&output.messages, target.pid(), states);
         report_observer(&output.messages, target.pid(), states);
-        say_who_holds(&output.messages, target.pid(), &self.holders);
+        note_holders(&output.messages, target.pid(), &self.holders);
         warn_of_refused_closures(&output.messages, target.pid(), self.digest);
         Ok(())
     }

@@ -183,8 +183,9 @@ fn shortened(found: Completions, typed_len: usize) -> Completions {
     if parts.len() <= MAX_SHOWN {
         return parts;
     }
-    // Still too many to show: names that are no modules are cut to a length at which few enough of them differ. Leaving
-    // some out instead would be wrong: the shell inserts the prefix that all names it gets have in common.
+    // Still too many to show: names that are no modules, or all names if there are many modules, are cut to a length at
+    // which few enough of them differ. Leaving some out instead would be wrong: the shell inserts the prefix that all
+    // names it gets have in common.
     let (modules, others): (Completions, Completions) =
         parts.into_iter().partition(|(name, _)| name.ends_with('.'));
     let (mut shown, others) = if modules.len() < MAX_SHOWN / 2 {
