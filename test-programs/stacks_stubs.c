@@ -1,4 +1,4 @@
-/* C code below and above the OCaml code of stacks.ml and ocaml5/suspended.ml. */
+/* C functions that stacks.ml and ocaml5/suspended.ml call, some of which call OCaml code back. */
 
 #include <alloca.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ CAMLprim FUNCTION value stacks_call_back(value f, value n)
     CAMLreturn(Val_long(Long_val(result) + 1));
 }
 
-/* The compiler addresses this frame by rbp, whose value nothing saves on the stack while read(2) waits. */
+/* The compiler addresses this frame by rbp, whose value is only in the register while read(2) waits. */
 CAMLprim FUNCTION value stacks_wait_in_alloca(value descriptor, value n)
 {
     size_t len = 16 * (size_t)Long_val(n) + 32;

@@ -26,7 +26,7 @@ fn service_switches_its_own_probe_on_sigusr1() {
         let state = || target.states().unwrap().probe("request").unwrap().state();
         let pid = Pid::from_raw(service.pid());
         let signal = || {
-            // Just before it waits for a line, the runtime would handle it after that line only.
+            // The runtime handles a signal that arrives just before the service waits for a line only after that line.
             settle(pid.as_raw());
             kill(pid, Signal::SIGUSR1).unwrap();
         };

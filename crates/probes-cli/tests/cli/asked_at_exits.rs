@@ -148,15 +148,15 @@ fn untyped_results_are_explained() {
         target.ask("run 1 6", "calls");
         let run = tool.end();
         assert!(run.stderr.contains(why), "{asked}: {run:?}");
-        let of_results = run
+        let has_hint = run
             .stderr
             .contains("has no retval: ask for that of the function");
-        assert_eq!(of_results, why == results, "{asked}: {run:?}");
+        assert_eq!(has_hint, why == results, "{asked}: {run:?}");
     }
 }
 
 #[test]
-fn questions_that_no_exit_answers_are_refused() {
+fn expressions_that_cannot_be_answered_are_refused() {
     for file in program_forms("calls") {
         let target = Talker::start(&file);
         let pid = target.pid();
@@ -217,19 +217,19 @@ fn pairs_are_chosen_by_their_times() {
 }
 
 // promise: Functions: With `elapsed` in `-where`, `latency -fn` has the calls that take so long, and no others, also with self
-//    times, with keys, and with a condition where they begin (4 programs)
+//    times, with keys, and with a condition where they begin (2 programs)
 #[test]
 fn calls_are_chosen_by_their_times() {
     for file in fixture_forms("lasting") {
         let mut target = Talker::start(&file);
-        for way in ["", " -self", " -by probe", " -by caller"] {
+        for more in ["", " -self", " -by probe", " -by caller"] {
             for (times, counts) in [
                 ("elapsed>80ms", 2),
                 ("elapsed<=80ms", 7),
                 ("arg0>3000000&&elapsed>80ms", 2),
                 ("elapsed>80ms&&arg0<3000000", 0),
             ] {
-                let flags = format!("-fn lasts -where {times}{way}");
+                let flags = format!("-fn lasts -where {times}{more}");
                 let tool = start_observing("latency", &format!("-json {flags}"), target.pid());
                 target.ask("last 2 100000", "lasted");
                 target.ask("last 7 20", "lasted");

@@ -178,7 +178,7 @@ fn uprobe_on_a_site_keeps_its_probe_unchanged() {
         let offset = file_offset(&copy, in_file);
         session.image();
 
-        // A breakpoint on the nop, where tracers put it that know only the note.
+        // A breakpoint on the nop, where a tracer that knows only the note puts one.
         let refused = |bytes: &str| {
             let error = session.apply(&named(Action::Enable, "late")).unwrap_err();
             let message = error.to_string();

@@ -52,7 +52,7 @@ fn pause_and_report(talker: &mut Talker) -> Vec<ThreadCounts> {
     words.map(of).collect()
 }
 
-/// What a thread did between two reports.
+/// What each thread did between two reports.
 fn since(before: &[ThreadCounts], after: &[ThreadCounts]) -> Vec<ThreadCounts> {
     let both = before.iter().zip(after);
     both.map(|(before, after)| ThreadCounts {
@@ -88,8 +88,8 @@ impl Scenario {
             begins_paused: cycle % 3 == 1,
             ends_paused: cycle % 5 % 2 == 1,
             switches: cycle % 7 >= 4,
-            // In every fourth cycle, threads do not sleep, and reading their hits takes long: in every
-            // second one of these, hits are not shown.
+            // In every fourth cycle, threads do not sleep, and reading their hits takes long: in half of these cycles,
+            // hits are not shown.
             shows: cycle % 8 != 4,
             reads: cycle % 9 < 5,
             hits: [1, 100, 1000, 3000][cycle % 5 % 4],
@@ -150,7 +150,7 @@ fn observe(
     (observed, events, own)
 }
 
-/// Each hit is shown once, in its thread's order, or counted as dropped.
+/// Asserts that each hit is shown once, or counted as dropped.
 fn check_events(events: &Events, before: &[ThreadCounts], own: &[ThreadCounts], what: &str) {
     assert_eq!(
         events.events.len() as u64 + events.dropped,
@@ -210,7 +210,7 @@ fn check(
     assert_eq!(latency.count() + unmatched.0, starts, "{what}");
     assert_eq!(latency.count() + unmatched.1, stops, "{what}");
     assert_eq!(latency.dropped(), 0, "{what}");
-    let most = |at_rest| if at_rest { 0 } else { own.len() as u64 };
+    let most = |is_paused| if is_paused { 0 } else { own.len() as u64 };
     assert!(unmatched.0 <= most(scenario.ends_paused), "{what}");
     assert!(unmatched.1 <= most(scenario.begins_paused), "{what}");
     if scenario.shows {
@@ -300,7 +300,7 @@ fn check_histogram(
     let expected: Vec<u64> = own.iter().map(&hits).collect();
     assert_eq!(found, expected, "{what}");
     assert_eq!(histogram.untyped(), 0, "{what}");
-    // The rounds of a thread follow each other, from one that is known if the thread waited before.
+    // The observed rounds of a thread follow each other. Which is the first one is known only if the thread waited before.
     let (mut least, mut most) = (0, 0);
     for (thread, (before, own)) in (0_i128..).zip(before.iter().zip(own)) {
         let (many, rounds) = (i128::from(hits(own)), i128::from(own.rounds));

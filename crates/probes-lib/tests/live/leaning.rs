@@ -1,5 +1,5 @@
-//! OCaml 5's wrappers of C functions: each ends with a return of one byte, right after which the next function begins.
-//! They are timed together all the same.
+//! Functions as OCaml 5 makes them of externals: each ends with a return of one byte, right after which the next function
+//! begins. So two of them are patched together.
 
 use probes_lib::{FunctionLatency, FunctionSelector, Observation, Observer, Target};
 use test_support::process::Image;
@@ -18,7 +18,7 @@ fn observe(target: &Target) -> Observer {
     observer
 }
 
-/// Calls that ended, and those of which not all is known.
+/// Calls that were timed; calls that were unwound, and lost ones.
 fn figures(latency: &FunctionLatency) -> (u64, [u64; 2]) {
     (latency.count(), [latency.unwound(), latency.lost()])
 }
