@@ -66,7 +66,7 @@ enum Recorded {
     Counts,
     /// Counts of the calls for which an expression is true.
     CountsWhere(&'static str),
-    /// A histogram of an expression, in steps if there is a range.
+    /// A histogram of an expression, with buckets of one width if there is a range.
     Histogram(&'static str, Option<&'static str>),
     Times,
     SelfTimes,
@@ -77,7 +77,7 @@ enum Recorded {
 impl Recorded {
     const ALL: [Recorded; 10] = [
         Recorded::Counts,
-        // None, and all.
+        // True for no call, and for all.
         Recorded::CountsWhere("arg0 < 0"),
         Recorded::CountsWhere("arg0 >= 0"),
         // Buckets of one value, mostly of several values, and of the same width.
@@ -111,19 +111,19 @@ impl Recorded {
             Recorded::Counts => counted,
             Recorded::CountsWhere(which) => {
                 let parsed = which.parse();
-                let not = |_| Failure::new(format!("not an expression: {which}"));
-                counted.only_where(parsed.map_err(not)?)
+                let failure = |_| Failure::new(format!("not an expression: {which}"));
+                counted.only_where(parsed.map_err(failure)?)
             }
             Recorded::Histogram(of, range) => {
                 let parsed = of.parse();
-                let not = |_| Failure::new(format!("not an expression: {of}"));
-                let histogram = counted.histogram_of(parsed.map_err(not)?);
+                let failure = |_| Failure::new(format!("not an expression: {of}"));
+                let histogram = counted.histogram_of(parsed.map_err(failure)?);
                 let Some(range) = range else {
                     return Ok(histogram);
                 };
                 let parsed = range.parse();
-                let not = |_| Failure::new(format!("not a range: {range}"));
-                histogram.linear(parsed.map_err(not)?)
+                let failure = |_| Failure::new(format!("not a range: {range}"));
+                histogram.linear(parsed.map_err(failure)?)
             }
             Recorded::Times => timed,
             Recorded::SelfTimes => timed.self_times(),
@@ -223,7 +223,7 @@ fn call_ps(talker: &mut Talker, threads: u64, calls: u64) -> Result<u64> {
 struct Compiler {
     guard: Guard,
     input: File,
-    /// Where it works.
+    /// Its files.
     _scratch: Scratch,
 }
 
@@ -281,7 +281,7 @@ impl Compiler {
     }
 }
 
-/// Returns the table of stops and of planning. Each round is made with a process whose code was never patched.
+/// Returns the table of stops and of planning. Each round begins with a process whose code was never patched.
 pub(crate) fn stops(tool: &Path, rounds: usize) -> Result<String> {
     let mut table = Table::new(&[
         "functions",
@@ -335,7 +335,7 @@ pub(crate) fn compiler(rounds: usize) -> Result<String> {
     let library = PathBuf::from(String::from_utf8_lossy(&library.stdout).trim());
     let file = |name: &&str| library.join(format!("{name}.ml"));
     let sources: Vec<PathBuf> = SOURCES.repeat(TIMES).iter().map(file).collect();
-    eprintln!("bench: how long {COMPILER} takes while it is counted");
+    eprintln!("bench: how long {COMPILER} takes while its functions are counted");
     let [mut alone, mut counted] = <[Samples; 2]>::default();
     for _ in 0..rounds {
         alone.push_time(Compiler::start(&sources)?.compile()?);

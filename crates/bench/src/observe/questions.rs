@@ -15,7 +15,7 @@ use crate::stats::Samples;
 /// What a question costs.
 pub(crate) struct QuestionCost {
     what: &'static str,
-    /// The most that it may add to a hit, or to an event, in picoseconds.
+    /// In picoseconds for each hit, or each event: the most that it may add, and what it adds.
     goal: f64,
     adds: f64,
     bpftrace: AddedTime,
@@ -99,21 +99,22 @@ pub(crate) fn measure(file: &Path, rounds: usize) -> Result<Vec<QuestionCost>> {
             observer.remove()?;
         }
     }
-    let answers = questions.iter().zip(costs).map(|(question, cost)| {
+    let measured = questions.iter().zip(costs);
+    let costs = measured.map(|(question, (bare, observed))| {
         eprintln!("bench: {} with bpftrace", question.what);
         let provider = format!("{}:*", file.display());
         let script = question.script.replace("@P", &provider);
         Ok(QuestionCost {
             what: question.what,
             goal: question.goal,
-            adds: cost.1.median() as f64 - cost.0.median() as f64,
+            adds: observed.median() as f64 - bare.median() as f64,
             bpftrace: others::added_by_script(&mut work, question.kind, &script)?,
         })
     });
-    answers.collect()
+    costs.collect()
 }
 
-pub(crate) fn table(answers: &[QuestionCost]) -> String {
+pub(crate) fn table(costs: &[QuestionCost]) -> String {
     let mut table = Table::new(&[
         "at each hit",
         "adds",
@@ -123,21 +124,17 @@ pub(crate) fn table(answers: &[QuestionCost]) -> String {
         "times as much",
     ]);
     let mut reasons: Vec<&str> = Vec::new();
-    for answer in answers {
-        let (adds, times) = match &answer.bpftrace {
-            Ok(adds) => (ns(*adds), format!("{:.0}", adds / answer.adds)),
+    for cost in costs {
+        let (adds, times) = match &cost.bpftrace {
+            Ok(adds) => (ns(*adds), format!("{:.0}", adds / cost.adds)),
             Err(why) => {
                 reasons.push(why);
                 ("not there".to_owned(), "–".to_owned())
             }
         };
-        let reached = if answer.adds <= answer.goal {
-            "yes"
-        } else {
-            "no"
-        };
-        let goal = format!("at most {:.0} ns", answer.goal / 1e3);
-        let cells = [answer.what, &ns(answer.adds), &goal, reached, &adds, &times];
+        let reached = if cost.adds <= cost.goal { "yes" } else { "no" };
+        let goal = format!("at most {:.0} ns", cost.goal / 1e3);
+        let cells = [cost.what, &ns(cost.adds), &goal, reached, &adds, &times];
         table.row(cells.map(str::to_owned));
     }
     reasons.dedup();
