@@ -6,7 +6,7 @@ use super::untyped::warn_of_times_without_key;
 use crate::messages::Messages;
 use crate::output::{Latencies, WarningKind};
 
-/// Warns of what may be wrong with the times, or missing.
+/// Warns of times that may be wrong, and of times that are missing.
 pub(super) fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_interleaved(messages, latencies.cautions(), latencies.unknown());
     warn_of_lost(messages, latencies);
@@ -42,7 +42,7 @@ pub(super) fn warn_of_separate_stacks(messages: &Messages, observer: &Observer) 
     }
 }
 
-/// Warns of times that may not be those of an event.
+/// Warns of pairs whose times are doubtful, and notes those for which that cannot be known.
 pub(super) fn warn_of_interleaved(
     messages: &Messages,
     cautions: impl Iterator<Item = (String, &'static str)>,

@@ -19,7 +19,7 @@ use crate::output::LostWords;
 use crate::signals::TerminationSignals;
 use crate::usage::UsageError;
 
-/// Which runtime events are to be read.
+/// A request to read runtime events of one process.
 pub(super) struct EventRequest<'r> {
     target: Target,
     /// All events if there are none.
@@ -36,6 +36,7 @@ struct EventReading<'r> {
     selected: SelectedEvents,
     /// All that was lost so far.
     lost: LostWords,
+    /// How many children the process has forked meanwhile.
     forks: u64,
 }
 
@@ -56,7 +57,7 @@ pub(super) trait EventConsumer {
     fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure>;
 }
 
-/// The state of a reading, for a view.
+/// The state of a reading, for a consumer.
 #[derive(Clone, Copy)]
 pub(super) struct ReadingState<'r> {
     pub(super) target: &'r Target,
@@ -65,12 +66,12 @@ pub(super) struct ReadingState<'r> {
     pub(super) names: &'r [RuntimeEventName],
     /// How long events have been read.
     pub(super) at: Duration,
-    /// Whether the text replaces the last one on a terminal.
+    /// Whether the text replaces the previous one on a terminal.
     pub(super) is_redrawn: bool,
 }
 
 impl<'r> EventRequest<'r> {
-    /// Requests events of the only selected process.
+    /// Requests events of the selected process, which must be the only one.
     pub(super) fn new(
         command: &'static str,
         selection: &TargetSelection,
@@ -91,7 +92,7 @@ impl<'r> EventRequest<'r> {
     /// comes, the process writes no more events, or the consumer has enough; then shows the final text.
     pub(super) fn run(
         &self,
-        view: &mut impl EventConsumer,
+        consumer: &mut impl EventConsumer,
         mut display: Display,
         duration: Option<Duration>,
     ) -> Result<(), Failure> {
@@ -110,21 +111,21 @@ impl<'r> EventRequest<'r> {
         let mut shown = ShownEvents {
             next: display.interval.unwrap_or(Duration::MAX),
             reading: &mut reading,
-            view,
+            consumer,
             display: &mut display,
         };
         let why = read_until_end(&mut shown, target, begun, end, &mut interruptible);
         failures.add(why.map(|why| why.note(false, messages)));
         let lasted = begun.elapsed();
         let missed = reading.opened.missed(target);
-        // Before anything waits for a reader of the answer: meanwhile, the process is not to write events.
+        // Before anything that may wait for a reader of the output: the process must not write events meanwhile.
         failures.add(reading.opened.close(target.pid()));
         let (output_was_read, rest_printed) = interruptible.end();
         failures.add(rest_printed);
         if let Some(table) = display.table.as_mut().filter(|_| output_was_read) {
             failures.add(output.print(&table.erase_sequence()));
         }
-        let last = view.last(reading.state(lasted, false));
+        let last = consumer.last(reading.state(lasted, false));
         failures.add(last.and_then(|text| output.print_last(&text, output_was_read)));
         if reading.forks > 1 {
             let forks = reading.forks;
@@ -171,7 +172,7 @@ impl<'r> EventRequest<'r> {
 }
 
 impl EventReading<'_> {
-    fn read(&mut self, view: &mut impl EventConsumer) -> Result<(), Failure> {
+    fn read(&mut self, consumer: &mut impl EventConsumer) -> Result<(), Failure> {
         let (lost, forks) = (&mut self.lost, &mut self.forks);
         let messages = &self.output.messages;
         let read = self
@@ -188,7 +189,7 @@ impl EventReading<'_> {
                     }
                     _ => {}
                 }
-                view.add(&entry);
+                consumer.add(&entry);
             });
         read.map_err(Failure::of_process(self.target.pid()))
     }
@@ -205,15 +206,15 @@ impl EventReading<'_> {
 }
 
 /// Events that are read and shown at the intervals of a display.
-struct ShownEvents<'s, 'r, V> {
+struct ShownEvents<'s, 'r, C> {
     reading: &'s mut EventReading<'r>,
-    view: &'s mut V,
+    consumer: &'s mut C,
     display: &'s mut Display,
     /// The time of the next display, since the start of the reading.
     next: Duration,
 }
 
-impl<V: EventConsumer> EventHandler for ShownEvents<'_, '_, V> {
+impl<C: EventConsumer> EventHandler for ShownEvents<'_, '_, C> {
     fn are_written(&mut self) -> Result<bool, Failure> {
         let written = self.reading.opened.are_written();
         written.map_err(Failure::of_process(self.reading.target.pid()))
@@ -228,7 +229,7 @@ impl<V: EventConsumer> EventHandler for ShownEvents<'_, '_, V> {
     }
 
     fn read(&mut self) -> Result<(), Failure> {
-        self.reading.read(self.view)
+        self.reading.read(self.consumer)
     }
 
     fn show(
@@ -241,7 +242,9 @@ impl<V: EventConsumer> EventHandler for ShownEvents<'_, '_, V> {
         }
         self.next = at.saturating_add(self.display.interval.unwrap_or(Duration::MAX));
         let table = &mut self.display.table;
-        let text = self.view.show(self.reading.state(at, table.is_some()))?;
+        let text = self
+            .consumer
+            .show(self.reading.state(at, table.is_some()))?;
         match table {
             Some(table) => table.redraw(&text, &Gaps::default(), interruptible),
             None => interruptible.write(&text),
@@ -249,11 +252,11 @@ impl<V: EventConsumer> EventHandler for ShownEvents<'_, '_, V> {
     }
 
     fn has_enough(&self) -> bool {
-        self.view.has_enough()
+        self.consumer.has_enough()
     }
 }
 
-/// The pid, if it is the only one.
+/// Returns the pid of the selected process; an error unless exactly one is selected.
 fn only_pid(
     command: &'static str,
     selection: &TargetSelection,

@@ -1,4 +1,4 @@
-//! [`ForkedProcesses`]: the processes that observed ones have forked, of the commands with `-follow`.
+//! [`ForkedProcesses`]: the processes that observed ones have forked, for commands with `-follow`.
 //!
 //! ```text
 //! forked before                     observed by itself
@@ -15,7 +15,7 @@ use probes_lib::{ObservationReport, Observer, Options, Target};
 use crate::messages::Messages;
 use crate::output::WarningKind;
 
-/// How often processes are looked for, at most.
+/// The shortest time from one search to the next.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// The time from one search to the next is at least this many times as long as a search: a process may have thousands
@@ -65,7 +65,7 @@ impl ObservedAncestor<'_> {
 
 impl ForkedProcesses {
     /// Returns the processes that are to be observed by themselves from now on, each once. Looks for them only if it
-    /// is time, or if all observed processes have ended. The observed processes have the same index each time.
+    /// is time, or if all observed processes have ended. An observed process must have the same index each time.
     pub(super) fn find<'p>(
         &mut self,
         observed: impl Iterator<Item = ObservedAncestor<'p>>,
@@ -99,8 +99,8 @@ impl ForkedProcesses {
         separate.chain(taken).collect()
     }
 
-    /// Returns the processes whose hits were recorded by an observed process that has exited: what it has recorded is
-    /// not read any more. Includes processes whose own parent has exited, as a daemon's has.
+    /// Returns the processes whose hits are recorded with those of an observed process that has exited: they are not
+    /// read any more. Includes processes whose own parent has exited, as a daemon's has.
     fn take_unrecorded(
         &mut self,
         observed: &[ObservedAncestor<'_>],
@@ -136,7 +136,7 @@ impl ForkedProcesses {
                 if skipped.contains(&pid) || !seen.insert(pid) {
                     continue;
                 }
-                // Another observed process, which this one has forked, may have forked it, and record it.
+                // Its parent may be another observed process, a child of this one, which then records it.
                 let mut others = observed.iter().enumerate();
                 let recorder =
                     others.find(|(_, it)| !it.has_ended && it.observer.records_forked(pid));

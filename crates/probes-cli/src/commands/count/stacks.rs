@@ -77,7 +77,7 @@ impl StackCounting {
 }
 
 impl ReadingHandler for StackCounting {
-    /// Hits are counted at once.
+    /// Nothing: hits are counted when they are read.
     type Reading = ();
 
     fn read(

@@ -2,13 +2,12 @@
 
 use fastrand::Rng;
 
-/// At most `size` of the items that it is offered, each of them with the same chance, whenever it comes:
-/// those in a burst as those that come alone, the last as the first. (Vitter, "Random sampling with a
-/// reservoir", 1985, Algorithm R.)
+/// At most `size` of the items that it is offered, each with the same chance, whether it comes early or late, in a
+/// burst or alone. (Vitter, "Random sampling with a reservoir", 1985, Algorithm R.)
 pub(super) struct Reservoir<T> {
     size: u64,
     offered: u64,
-    /// With the number of each, because they are not in order.
+    /// Each with its number, by which [`Reservoir::take`] sorts them: an item that replaces another is out of order.
     chosen: Vec<(u64, T)>,
     random: Rng,
 }
@@ -75,7 +74,7 @@ mod tests {
             let of_tenth = chosen.iter().filter(|&&item| item / 1000 == tenth);
             assert!((3..=25).contains(&of_tenth.count()), "{chosen:?}");
         }
-        // A program that alternates between two probes: each is shown as often.
+        // A program that alternates between two probes: both are shown about as often.
         let even = chosen.iter().filter(|&&item| item % 2 == 0).count();
         assert!((30..=70).contains(&even), "{chosen:?}");
     }
