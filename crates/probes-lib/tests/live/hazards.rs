@@ -137,17 +137,17 @@ fn a_thousand_threads_are_stopped_and_resumed() {
 }
 
 /// What keeps a process from running.
-enum Hold {
+enum Suspension {
     Stopped(i32),
-    /// A control group of version 2, that can be frozen.
+    /// A control group of version 2, which can be frozen.
     Frozen(PathBuf),
     /// A control group of the freezer of version 1.
     FrozenV1(PathBuf),
 }
 
-impl Hold {
+impl Suspension {
     /// Each kind that we have permission for.
-    fn all(pid: i32) -> Vec<Hold> {
+    fn all(pid: i32) -> Vec<Suspension> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         // "… / /sys/fs/cgroup rw,… - cgroup2 cgroup2 rw"
         let find = |is_it: &dyn Fn(&str) -> bool| {
@@ -158,57 +158,61 @@ impl Hold {
             let group = directory.join(format!("ocaml-probes-test-{pid}"));
             fs::create_dir(&group).ok().map(|()| group)
         };
-        let second = find(&|it| it.starts_with("cgroup2 ")).map(Hold::Frozen);
+        let second = find(&|it| it.starts_with("cgroup2 ")).map(Suspension::Frozen);
         let first = find(&|it| it.starts_with("cgroup ") && it.contains("freezer"));
-        let mut holds = vec![Hold::Stopped(pid)];
-        holds.extend(second);
-        holds.extend(first.map(Hold::FrozenV1));
-        holds
+        let mut all = vec![Suspension::Stopped(pid)];
+        all.extend(second);
+        all.extend(first.map(Suspension::FrozenV1));
+        all
     }
 
-    fn hold(&self, pid: i32) {
+    fn begin(&self, pid: i32) {
         match self {
-            Hold::Stopped(pid) => kill(Pid::from_raw(*pid), Signal::SIGSTOP).unwrap(),
-            Hold::Frozen(group) => {
+            Suspension::Stopped(pid) => kill(Pid::from_raw(*pid), Signal::SIGSTOP).unwrap(),
+            Suspension::Frozen(group) => {
                 fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
                 fs::write(group.join("cgroup.freeze"), "1").unwrap();
             }
-            Hold::FrozenV1(group) => {
+            Suspension::FrozenV1(group) => {
                 fs::write(group.join("cgroup.procs"), pid.to_string()).unwrap();
                 fs::write(group.join("freezer.state"), "FROZEN").unwrap();
             }
         }
-        eventually("it is held", || self.holds(pid).then_some(()));
+        eventually("every thread is suspended", || {
+            self.is_complete(pid).then_some(())
+        });
     }
 
-    /// Whether the whole process is held.
-    fn holds(&self, pid: i32) -> bool {
-        let holds = |group: &Path, file: &str, what: &str| {
+    /// Whether no thread of the process runs.
+    fn is_complete(&self, pid: i32) -> bool {
+        let has_line = |group: &Path, file: &str, wanted: &str| {
             let text = fs::read_to_string(group.join(file)).unwrap();
-            text.lines().any(|line| line == what)
+            text.lines().any(|line| line == wanted)
         };
         match self {
-            Hold::Stopped(_) => all_threads_are(pid, 'T').is_some(),
-            Hold::Frozen(group) => holds(group, "cgroup.events", "frozen 1"),
-            Hold::FrozenV1(group) => holds(group, "freezer.state", "FROZEN"),
+            Suspension::Stopped(_) => all_threads_are(pid, 'T').is_some(),
+            Suspension::Frozen(group) => has_line(group, "cgroup.events", "frozen 1"),
+            Suspension::FrozenV1(group) => has_line(group, "freezer.state", "FROZEN"),
         }
     }
 
-    fn release(&self) {
+    fn end(&self) {
         match self {
-            Hold::Stopped(pid) => kill(Pid::from_raw(*pid), Signal::SIGCONT).unwrap(),
-            Hold::Frozen(group) => fs::write(group.join("cgroup.freeze"), "0").unwrap(),
-            Hold::FrozenV1(group) => fs::write(group.join("freezer.state"), "THAWED").unwrap(),
+            Suspension::Stopped(pid) => kill(Pid::from_raw(*pid), Signal::SIGCONT).unwrap(),
+            Suspension::Frozen(group) => fs::write(group.join("cgroup.freeze"), "0").unwrap(),
+            Suspension::FrozenV1(group) => {
+                fs::write(group.join("freezer.state"), "THAWED").unwrap()
+            }
         }
     }
 }
 
-impl Drop for Hold {
+impl Drop for Suspension {
     fn drop(&mut self) {
-        let (Hold::Frozen(group) | Hold::FrozenV1(group)) = &*self else {
+        let (Suspension::Frozen(group) | Suspension::FrozenV1(group)) = &*self else {
             return;
         };
-        self.release();
+        self.end();
         let procs = group.parent().unwrap().join("cgroup.procs");
         for pid in fs::read_to_string(group.join("cgroup.procs"))
             .unwrap()
@@ -220,8 +224,8 @@ impl Drop for Hold {
     }
 }
 
-/// Root can create control groups on most machines, other users on none. For other users only a
-/// process that SIGSTOP has stopped is tested, of which the same is asserted.
+/// Root can create control groups on most machines, other users on none: they test only a process that
+/// SIGSTOP has stopped.
 // promise: Stopping and resuming: A process frozen by a cgroup stays frozen: changed in version 2,
 //    reported as busy in version 1, and its stacks say that it is frozen (2 × 41 updates each; users who may create no
 //    cgroup use SIGSTOP)
@@ -235,19 +239,19 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
     for file in fixture_forms("threads_spin") {
         let mut session = Session::of(Talker::start_with(&file, ["3"]));
         let pid = session.pid();
-        for hold in Hold::all(pid) {
-            hold.hold(pid);
-            let held = match hold {
-                Hold::Stopped(_) => ThreadState::Stopped,
-                Hold::Frozen(_) | Hold::FrozenV1(_) => ThreadState::Frozen,
+        for suspension in Suspension::all(pid) {
+            suspension.begin(pid);
+            let expected = match suspension {
+                Suspension::Stopped(_) => ThreadState::Stopped,
+                Suspension::Frozen(_) | Suspension::FrozenV1(_) => ThreadState::Frozen,
             };
             let stacks = Stacks::of_process(pid).unwrap().read(false).unwrap();
             assert!(stacks.threads.len() > 3);
             for thread in stacks.threads {
-                assert_eq!(thread.state, held);
+                assert_eq!(thread.state, expected);
             }
-            if matches!(hold, Hold::FrozenV1(_)) {
-                // In uninterruptible sleep, where it cannot be stopped.
+            if matches!(suspension, Suspension::FrozenV1(_)) {
+                // It is in uninterruptible sleep, and cannot be stopped.
                 let enable = all(Action::Enable);
                 let error = session.target.update_with(&enable, options).unwrap_err();
                 let is_busy = matches!(
@@ -259,7 +263,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                 session.assert_all((0, State::Disabled));
             } else {
                 session.apply(&all(Action::Enable)).unwrap();
-                // This includes the hits, which its threads would count if they ran.
+                // Includes the counts of hits, which would change if its threads ran.
                 let image = Image::of(pid);
                 for _ in 0..20 {
                     session.apply(&all(Action::Disable)).unwrap();
@@ -267,7 +271,7 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                     session.apply(&all(Action::Enable)).unwrap();
                     session.assert_all((1, State::Enabled));
                 }
-                if let Hold::Frozen(_) = hold {
+                if let Suspension::Frozen(_) = suspension {
                     // None of its threads can be made to map memory.
                     let observation = Observation::new().count(Selector::All);
                     let options = Options {
@@ -283,17 +287,19 @@ fn frozen_process_stays_frozen_or_is_reported_busy() {
                 }
                 Image::of(pid).assert_same(&image, "it has not run meanwhile");
             }
-            eventually("it is stopped again", || hold.holds(pid).then_some(()));
+            eventually("every thread is suspended again", || {
+                suspension.is_complete(pid).then_some(())
+            });
             assert_eq!(process::status(pid, "TracerPid"), "0");
-            hold.release();
+            suspension.end();
             let is_on = session.state("ping") == State::Enabled;
             let report = |session: &mut Session| session.talker.ask("report", "report");
-            let then = report(&mut session);
+            let before = report(&mut session);
             eventually(
-                "its threads continue, and hit the probes that are enabled",
+                "its threads run, and hit the probes that are enabled",
                 || {
-                    let has_gone_on = report(&mut session) != then;
-                    (has_gone_on && (!is_on || session.run()["ping"] > 3)).then_some(())
+                    let has_run = report(&mut session) != before;
+                    (has_run && (!is_on || session.run()["ping"] > 3)).then_some(())
                 },
             );
             if is_on {
@@ -344,8 +350,8 @@ fn setuid_program_is_changed_and_keeps_its_privilege() {
     }
 }
 
-/// Starts `file` until it gets the pid `pid`, which has to be free; other threads of this test may
-/// take it first.
+/// Starts `file` again and again until it gets the pid `pid`, which must be free. Other threads of this test
+/// may take it first.
 fn start_as(file: &Path, pid: i32) -> Talker {
     let last = (pid - 1).to_string();
     for _ in 0..1000 {
@@ -358,7 +364,7 @@ fn start_as(file: &Path, pid: i32) -> Talker {
     panic!("no process gets the pid {pid}");
 }
 
-/// A process is opened and exits, and `next` may start another one with its pid.
+/// Asserts that an update of a process that has exited fails, even if `next` starts another one with its pid.
 fn assert_exited_process_is_not_mistaken(next: impl Fn(&Path, i32) -> Option<Talker>) {
     for file in fixture_forms("gen_ocaml_2") {
         let mut session = Session::start(&file);
@@ -387,12 +393,12 @@ fn assert_exited_process_is_not_mistaken(next: impl Fn(&Path, i32) -> Option<Tal
     }
 }
 
-/// Containers may refuse the namespace that this needs: there, no process can get a chosen pid.
+/// Containers may refuse the pid namespace that this needs: there, only a process that has exited is tested.
 // promise: Exit, exec and fork of the process: A new process with the pid of an earlier one is not
 //    mistaken for it (2 × 2 updates)
 #[test]
 fn reused_pid_is_not_mistaken() {
-    // The part that runs where pids can be chosen.
+    // This process is in the pid namespace, where pids can be chosen.
     if role().is_some() {
         return assert_exited_process_is_not_mistaken(|file, pid| Some(start_as(file, pid)));
     }
