@@ -1,4 +1,4 @@
-//! Sets the probes of a program that was executed, before any of its code runs.
+//! Sets the probes of a program after its execve(2), before any of its code runs.
 //!
 //! ```text
 //! PTRACE_EVENT_EXEC            the kernel has mapped the program and its loader
@@ -61,8 +61,8 @@ impl<'s> SetUp<'s> {
     ///
     /// # Errors
     ///
-    /// If that fails. The program is killed, at the latest when this thread ends: it must not run without its
-    /// probes.
+    /// If that fails, or we are interrupted. The program is then killed, at the latest when this thread ends: it must
+    /// not run without its probes.
     pub(super) fn run(&self) -> Result<Ready<'s>> {
         let process = self.process();
         let memory = ProcessMemory::open(process, OFlag::O_RDWR)
@@ -76,7 +76,7 @@ impl<'s> SetUp<'s> {
         let resolved = self.resolve()?;
         let report = self.set_probes(&resolved, memory, &stopped)?;
         if self.tracer.is_interrupted() {
-            // A Ctrl-C before the child existed has reached only this process; the program must not run then.
+            // The signal may have reached only us, as a Ctrl-C before the child existed does: the program must not run.
             let program = self.program.to_owned();
             return Err(Error::of_program(&program, LaunchError::Interrupted));
         }
@@ -92,7 +92,7 @@ impl<'s> SetUp<'s> {
         self.at_exec.process()
     }
 
-    /// Runs a program until its loader has mapped everything that the program is linked with; none of that
+    /// Runs a program until its loader has mapped everything that the program is linked with, none of which
     /// has run by then. If the loader has no function to stop at, runs the program up to `entry`: then the
     /// initialisers of its libraries have run.
     fn run_until_loaded(

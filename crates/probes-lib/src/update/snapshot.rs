@@ -34,9 +34,11 @@ pub enum State {
 pub(crate) struct Layout {
     /// Sorted by address.
     sites: Vec<PlacedSite>,
+    /// Indices in the program, sorted by address.
     counters: Vec<usize>,
     site_runs: Vec<Run>,
     counter_runs: Vec<Run>,
+    /// Of each of `counters`.
     counter_addresses: Vec<u64>,
     total_sites: usize,
     total_counters: usize,
@@ -172,7 +174,7 @@ impl Layout {
         Ok(counters)
     }
 
-    /// Reads run after run of the code, by address, and calls `visit` with the index, address and bytes of
+    /// Reads the runs of code one by one, by address, and calls `visit` with the index, address and bytes of
     /// each, as long as it returns true. All runs are read into the same buffer: the page faults of
     /// a new buffer for each would take longer than reading.
     pub(crate) fn visit_code(

@@ -10,12 +10,12 @@ fn section(notes: &[NoteSpec]) -> Vec<u8> {
     notes.iter().flat_map(NoteSpec::bytes).collect()
 }
 
-/// All notes, which have to be good.
+/// All notes; none may be malformed.
 fn good(section: &[u8]) -> Vec<Note<'_>> {
     notes(section).collect::<Result<_, _>>().unwrap()
 }
 
-/// How many good notes come before the malformed one, and that one, which has to be the last.
+/// The malformed note, which must be the last, after how many good ones.
 fn bad(section: &[u8]) -> (usize, MalformedNote) {
     let mut all: Vec<_> = notes(section).collect();
     let last = all.pop().unwrap().unwrap_err();
@@ -313,7 +313,7 @@ proptest::proptest! {
     }
 }
 
-/// What `each_note` shows of a section, and the lengths of the parts it reads.
+/// The notes that `each_note` passes to its visitor, and the lengths of the parts that it reads.
 fn by_parts(section: &[u8]) -> (Vec<String>, Vec<usize>) {
     let (mut seen, mut parts) = (Vec::new(), Vec::new());
     let read = |offset: usize, bytes: &mut [u8]| {

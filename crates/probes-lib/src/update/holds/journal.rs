@@ -1,5 +1,4 @@
-//! [`HoldJournal`]: the record of a hold as its holder writes it: what it is about to change, and then what became of
-//! that.
+//! [`HoldJournal`]: the record of a hold as its holder writes it: what it is about to change, then what became of that.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -30,29 +29,29 @@ pub(crate) enum HoldChange {
 #[derive(Debug)]
 pub(crate) struct HoldJournal {
     state: Mutex<HoldState>,
-    /// Whether a change that cannot be recorded is not made.
+    /// Whether a change that cannot be recorded must not be made.
     is_required: bool,
-    /// What other holders keep of each counter.
+    /// What other holders hold of each counter.
     held_by_others: HashMap<LiveAddr, i32>,
 }
 
-/// What to do if it cannot be recorded what became of a change.
+/// What to do if the outcome of a change cannot be recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OnFailure {
-    /// Go on without a record, which the holder says ([`HoldJournal::failure`]).
+    /// Go on without a record; [`HoldJournal::failure`] says why.
     GiveUp,
-    /// Keep the record as it is: something is still held that nobody else knows of.
+    /// Keep the record as it is: only it says that something is still held.
     KeepIntent,
 }
 
 #[derive(Debug)]
 struct HoldState {
-    /// `None` before the first change, if that cannot be recorded, and after everything was undone.
+    /// `None` before the first change, after one that could not be recorded, and after everything was undone.
     file: Option<LockedRecord>,
     record: ParsedRecord,
-    /// What it was before the last intent, if that was settled.
+    /// What `record` was before the last intent, if it was settled then.
     before_intent: Option<ParsedRecord>,
-    /// Why it is not recorded.
+    /// Why the hold is not recorded.
     failure: Option<io::Error>,
 }
 
@@ -83,7 +82,7 @@ impl HoldJournal {
         }
     }
 
-    /// Returns the record of a dead holder. `held_by_others` is what other holders keep of each counter: see
+    /// Returns the record of a dead holder. `held_by_others` is what other holders hold of each counter: see
     /// [`ProcessRecords::held_by_keepers`](super::process_records::ProcessRecords::held_by_keepers).
     pub(crate) fn of_dead(
         file: LockedRecord,
@@ -102,8 +101,8 @@ impl HoldJournal {
         }
     }
 
-    /// Returns the entries for a plan that undoes what is held. Of a dead holder's, what cannot be found now stays held: nobody
-    /// else will undo it.
+    /// Returns the entries for a plan that undoes what is held. If files cannot be read, what a dead holder holds
+    /// of probes that are not found stays held: they may be in these files.
     fn undone(
         &self,
         record: &ParsedRecord,
@@ -129,7 +128,7 @@ impl HoldJournal {
     }
 
     /// Returns what is held, as changes to be undone in a program that may have fewer objects by now. The
-    /// probes of which nothing is held are among them: their sites may be half switched.
+    /// probes of which nothing is held are among them: some of their sites may be switched and others not.
     pub(crate) fn applied(&self, program: &Program) -> Vec<AppliedChange> {
         let state = self.state();
         let mut applied: Vec<(&CounterEntry, Vec<(LiveAddr, i32)>)> = Vec::new();
@@ -162,8 +161,8 @@ impl HoldJournal {
         held.map(|held| held.entry.name.clone()).collect()
     }
 
-    /// Records that a plan undoes what it can, without a write. Nothing is recorded if nothing stays held: the
-    /// record is deleted then ([`HoldJournal::record_outcome`]).
+    /// Records an undo that has nothing to write, if something stays held after it. If nothing does, the record is
+    /// deleted later ([`HoldJournal::record_outcome`]).
     ///
     /// # Errors
     ///
@@ -209,7 +208,7 @@ impl HoldJournal {
                 return Err(Error::of_call(pid, Operation::RecordHold, source));
             }
             Err(error) if change == HoldChange::Take => state.give_up(error),
-            // What is held is written anew if it cannot be undone.
+            // If the undo is not carried out, what is held is written anew.
             Err(_) => state.blank(),
         }
         state.before_intent = before;
@@ -219,7 +218,7 @@ impl HoldJournal {
     }
 
     /// Records what became of the intended change: everything was written or, if it failed, what the counters
-    /// say. A record of nothing is deleted.
+    /// say. A record by which nothing is held is deleted.
     pub(crate) fn record_outcome(
         &self,
         process: &Process,
@@ -309,8 +308,8 @@ impl HoldState {
         Ok(())
     }
 
-    /// Records what became of the intended change. A record of nothing is deleted, unless it `stays`: it says which
-    /// sites may be half switched.
+    /// Records what became of the intended change. A record by which nothing is held is deleted, unless it `stays`: it
+    /// names the probes of which only some sites may be switched.
     fn settle(&mut self, outcomes: Vec<EntryOutcome>, stays: bool, on_failure: OnFailure) {
         let is_unwritten = outcomes.iter().all(|it| *it == EntryOutcome::Before);
         self.record.outcomes = Some(outcomes);
@@ -362,13 +361,14 @@ impl HoldState {
         Ok(())
     }
 
-    /// Goes on without a record: one that is not true would be worse.
+    /// Goes on without a record: a false one would be worse.
     fn give_up(&mut self, error: io::Error) {
         self.remove();
         self.failure = Some(error);
     }
 
-    /// Empties the file until the outcome of a change is known that it has no room for: what it says would not be true.
+    /// Empties the file, which has no room for a change, until the outcome of that is known: what the file says may be
+    /// false by then.
     fn blank(&mut self) {
         match &self.file {
             Some(file) if file.append(0, "", 0).is_ok() => self.record.complete = 0,
@@ -380,7 +380,7 @@ impl HoldState {
         self.file.is_some() && self.record.complete == 0
     }
 
-    /// Writes an emptied file anew. What it was emptied of has left room for that.
+    /// Writes the record into the emptied file. There is room: that of what the file held before.
     fn rewrite(&mut self) {
         let Some(file) = &self.file else {
             return;
@@ -441,7 +441,7 @@ mod tests {
         record_intent(&on, &simulated.program, HoldChange::Take);
         hold.record_not_carried_out();
         assert_eq!((hold.failure(), held(&simulated.program)), (None, 0));
-        // Nothing was to be done the next time: nothing is held.
+        // The next attempt found nothing to do: nothing is held.
         hold.record_outcome(&process, HoldChange::Take, Ok(&done));
         assert_eq!(held(&simulated.program), 0);
         record_intent(&on, &simulated.program, HoldChange::Take);
@@ -459,7 +459,7 @@ mod tests {
         hold.record_not_carried_out();
         assert_eq!(held(&simulated.program), 4);
         assert_eq!(stages(&simulated.program), before);
-        // The record does not grow by what is tried again.
+        // Attempts that are not carried out do not make the record longer.
         let complete = hold.state().record.complete;
         for _ in 0..3 {
             record_intent(&off, &simulated.program, HoldChange::Undo);
@@ -535,7 +535,7 @@ mod tests {
         assert_eq!(off.not_undone.len(), 1);
         hold.record_intent(&off, &simulated.program, HoldChange::Undo, pid)
             .unwrap();
-        // No record is so long.
+        // There is no room after this.
         hold.state().record.complete = MAX_RECORD as usize;
         hold.record_outcome(&process, HoldChange::Undo, Ok(&done));
         assert_eq!(hold.failure(), None);
@@ -566,7 +566,7 @@ mod tests {
         hold.remove();
     }
 
-    /// A hold of all probes of a simulated process: of our own pid, so that the record has a key.
+    /// A hold of all probes of a simulated process, recorded with our own pid, so that it has a key.
     fn held_by_us() -> (SimulatedProcess, HoldJournal, UpdatePlan) {
         let process = Process::own().unwrap();
         let hold = HoldJournal::new(&process);
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn undo_without_room_in_the_record_keeps_it() {
+    fn undo_without_room_keeps_the_record() {
         let (simulated, hold, on) = held_by_us();
         let names = recorded_names(&hold);
         assert!(!names.is_empty());
@@ -610,12 +610,12 @@ mod tests {
             hold.record_intent(&off, &simulated.program, HoldChange::Undo, pid)
                 .unwrap();
         };
-        // No record is so long.
+        // There is no room after this.
         hold.state().record.complete = MAX_RECORD as usize;
         undo();
-        // What it said may not be true any more.
+        // What it said may be false by now.
         assert!(recorded(&hold).is_empty());
-        // It could not be undone.
+        // The undo is not carried out.
         hold.record_not_carried_out();
         assert_eq!((hold.failure(), recorded_names(&hold)), (None, names));
         undo();
@@ -634,7 +634,8 @@ mod tests {
         let error = Error::of_process(process.pid(), ProcessError::KeepsChanging);
         let error = error.with_effect_if_none(Effect::HalfChanged);
         hold.record_outcome(&process, HoldChange::Undo, Err(&error));
-        // What the counters say is not known here, so that nothing is to be subtracted; the sites are to be restored.
+        // We have no memory at the addresses of these counters, so nothing is to be subtracted; the sites are to be
+        // restored.
         assert!(recorded_names(&hold).is_empty());
         let applied = hold.applied(&simulated.program);
         assert!(!applied.is_empty());
