@@ -8,8 +8,8 @@
 //!          description, and the fiber's stack pointer
 //! ```
 //!
-//! Nothing is read that may not be mapped. Of a stack in use, what is above the stack pointer is mapped; the question
-//! is where it ends:
+//! Only memory that is known to be mapped is read. Of a stack in use, what is above the stack pointer is mapped; the
+//! question is where it ends:
 //!
 //! - The main thread's stack ends where the kernel has put its end; nothing else is mapped near it.
 //! - Another thread's stack ends below the thread's control block, to which `fs` points. It is the stack in use if all
@@ -40,23 +40,24 @@ use crate::observe::layout::stack_copies::{
     OF_THREAD, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
 };
 
-/// How far below the end of its stack the stack pointer of the main thread is at most. The kernel maps nothing else
-/// there.
+/// A stack pointer that is less than this below the end of the main thread's stack is on that stack: the kernel maps
+/// nothing else there. Of a deeper stack, the end counts as unknown.
 const MAX_MAIN_STACK: i32 = 64 << 20;
 
 /// The same for another thread: the default size of its stack.
 const MAX_THREAD_STACK: i32 = 8 << 20;
 
-/// How many bytes of the stack of the thread are searched for a link: there has to be room for fibers, too.
+/// How many bytes of the stack of the thread are copied first and searched for a link. Less than [`MAX_BYTES`], to
+/// leave room for fibers.
 const SEARCHED: i32 = 72 << 10;
 
-/// How many words are tried that look like links.
+/// The search ends at this many words that look like links; the last of them is not tried.
 const MAX_TRIED: i32 = 64;
 
-/// No memory is mapped below (`vm.mmap_min_addr`).
+/// No memory is mapped below this address (`vm.mmap_min_addr`).
 const LOWEST: i32 = 1 << 16;
 
-/// Longer than a fiber's stack.
+/// No fiber's stack is longer.
 const MAX_FIBER_STACK: i32 = 1 << 30;
 
 /// How to copy a stack.
@@ -104,8 +105,8 @@ pub(super) fn release(
 }
 
 impl StackCopy {
-    /// Emits the code, for a place that is taken. Expects the address of the shared data in rbx, and that of the record
-    /// in rcx. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
+    /// Emits the code that copies the stack into its place, which must be taken ([`take`]). Expects the address of the
+    /// shared data in rbx, and that of the record in rcx. Preserves rbx, rcx and r8; uses rax, rdx, rsi, rdi and r9.
     pub(super) fn emit(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         self.context.load(a, rax, Register::RBX)?;
         a.mov(self.field(RBX), rax)?;
@@ -114,7 +115,7 @@ impl StackCopy {
         for (at, register) in [(RBP, rbp), (R12, r12), (R13, r13), (R14, r14), (R15, r15)] {
             a.mov(self.field(at), register)?;
         }
-        // And `COUNT`, which follows it.
+        // This also clears `COUNT`, which follows it.
         a.mov(self.field(USED), 0)?;
         let mut over = a.create_label();
         match self.context.layout.stacks.fibers() {
@@ -152,14 +153,15 @@ impl StackCopy {
         self.copy_part(a)
     }
 
-    /// Emits the code that searches the words of the thread's stack that were copied for the innermost link to a fiber,
-    /// and puts the fiber's description in rdx and its stack pointer in rsi; goes to `none` if there is no link.
+    /// Emits the code that searches the copied words of the thread's stack for the innermost link to a fiber, and puts
+    /// the fiber's description in rdx and its stack pointer in rsi; goes to `none` if there is no link.
     fn find_link(self, a: &mut CodeAssembler, none: CodeLabel) -> Result<(), IcedError> {
         let (mut search, mut not_this) = (a.create_label(), a.create_label());
         let mut elsewhere = a.create_label();
         a.mov(rsi, self.field(STACK_POINTER))?;
         a.sub(rsi, 8)?;
         a.mov(self.field(LINK), rsi)?;
+        // Until the link is found, this field counts the words that may still be tried.
         a.mov(self.field(OF_THREAD), MAX_TRIED)?;
         a.set_label(&mut search)?;
         a.mov(rsi, self.field(LINK))?;
@@ -170,7 +172,7 @@ impl StackCopy {
         a.ja(none)?;
         a.mov(rdx, qword_ptr(rsi))?;
         a.mov(rax, qword_ptr(rsi + 8))?;
-        // Memory of malloc(3) is aligned, and not on this stack.
+        // A description is in memory of malloc(3): aligned, below the fiber's stack pointer, and not on this stack.
         a.test(dl, 15)?;
         a.jne(not_this)?;
         a.sub(rax, rdx)?;
@@ -208,6 +210,7 @@ impl StackCopy {
         a.add(rax, MAX_BYTES as i32)?;
         a.cmp(rdx, rax)?;
         a.cmova(rdx, rax)?;
+        // During the check of its pages, this field has the end of the fiber's stack.
         a.mov(self.field(OF_THREAD), rdx)?;
         a.mov(rdx, self.field(FROM))?;
         a.set_label(&mut page)?;
@@ -236,8 +239,8 @@ impl StackCopy {
         unless_between(a, none)
     }
 
-    /// Emits the code that lowers rsi to the lowest address on the stack of the fiber at rdx that is found in rbx at
-    /// the point or in a word of the stack below the link. OCaml calls some functions directly, without a new link,
+    /// Emits the code that lowers rsi to the lowest address on the stack of the fiber at rdx that rbx had at the point
+    /// or that is in a word of the thread's stack below the link. OCaml calls some functions directly, without a new link,
     /// and keeps its stack pointer in rbx, which they may save. To copy from too far down does no harm. Uses rax and
     /// rdi.
     fn find_direct_call(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
@@ -286,11 +289,12 @@ impl StackCopy {
         self.part(a, &mut copied)
     }
 
-    /// The address of a field; the record is at rcx.
+    /// An operand of eight bytes: a field of the copied stack in the record at rcx.
     fn field(self, at: u64) -> AsmMemoryOperand {
         qword_ptr(rcx + offset(self.context.layout.stack_at() + at))
     }
 
+    /// The same, of four bytes.
     fn short_field(self, at: u64) -> AsmMemoryOperand {
         dword_ptr(rcx + offset(self.context.layout.stack_at() + at))
     }
@@ -298,7 +302,7 @@ impl StackCopy {
     /// Emits the code that copies the stacks of fibers, if the point is on one, or is called from one. Expects the
     /// stack pointer in rsi, and leaves that of the thread's own stack there.
     fn fibers(self, a: &mut CodeAssembler, fields: FiberFields) -> Result<(), IcedError> {
-        let (mut known, mut on_fiber) = (a.create_label(), a.create_label());
+        let (mut not_on_fiber, mut on_fiber) = (a.create_label(), a.create_label());
         let (mut next, mut over) = (a.create_label(), a.create_label());
         a.mov(self.field(OF_THREAD), rsi)?;
         a.mov(rdx, r14)?;
@@ -308,10 +312,10 @@ impl StackCopy {
         a.mov(rdx, qword_ptr(r14 + u32::from(fields.current_stack)))?;
         self.unless_fiber(a, over)?;
         a.mov(rsi, self.field(STACK_POINTER))?;
-        unless_between(a, known)?;
+        unless_between(a, not_on_fiber)?;
         a.jmp(on_fiber)?;
-        // Code that is called directly, on the stack of the thread, for which rbx has the stack pointer of OCaml.
-        a.set_label(&mut known)?;
+        // Code that OCaml calls directly, on the stack of the thread; rbx then has the stack pointer of OCaml.
+        a.set_label(&mut not_on_fiber)?;
         a.mov(rsi, self.field(RBX))?;
         unless_between(a, over)?;
         a.jmp(next)?;
@@ -388,8 +392,8 @@ impl StackCopy {
         Ok(())
     }
 
-    /// Emits the code that puts the end of the thread's stack that rsi is in into rdx; if it is not known, that of the
-    /// page. Preserves rsi; uses rax, rdi and r9.
+    /// Emits the code that puts in rdx the end of the stack that rsi is on; if that is not known, the end of the page
+    /// that rsi is in. Preserves rsi; uses rax, rdi and r9.
     fn find_end(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let (mut known, mut next) = (a.create_label(), a.create_label());
         let (mut of_page, mut of_thread, mut other_stack) =
