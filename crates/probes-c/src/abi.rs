@@ -268,6 +268,8 @@ fn every(_: &str) -> Result<Selector, String> {
     Ok(Selector::All)
 }
 
+/// Applies `action` to the probes that `selector` selects by `which`.
+///
 /// # Safety
 ///
 /// Same as for `probes_enable`.
@@ -306,7 +308,7 @@ unsafe fn target<'p>(probes: *const Probes) -> Result<&'p Target, String> {
 
 /// # Safety
 ///
-/// `string` is NULL or a string, and is valid while the result is used.
+/// `string` is NULL or a NUL-terminated string, and is valid while the result is used.
 unsafe fn string<'s>(string: *const c_char) -> Result<&'s str, String> {
     if string.is_null() {
         return Err("the name is NULL".to_owned());

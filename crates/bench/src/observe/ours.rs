@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct HitCost {
     bare: Samples,
     observed: Samples,
-    /// Hits that were shown, and hits that were dropped.
+    /// Hits whose events were read, and hits whose events were dropped.
     pub(super) shown: u64,
     pub(super) dropped: u64,
 }
@@ -49,6 +49,7 @@ pub(super) struct OwnCosts {
     pub(super) watch_string: HitCost,
 }
 
+/// Measures the cost of each kind of hit, `rounds` times.
 pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Result<OwnCosts> {
     let mut ours = OwnCosts::default();
     for _ in 0..rounds {
@@ -74,7 +75,7 @@ pub(super) fn measure(work: &mut Workload, target: &Target, rounds: usize) -> Re
     Ok(ours)
 }
 
-/// Measures one round.
+/// Measures hits of one kind without the observation, and then with it.
 fn compare(
     work: &mut Workload,
     target: &Target,
