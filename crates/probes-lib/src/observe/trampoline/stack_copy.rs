@@ -240,9 +240,9 @@ impl StackCopy {
     }
 
     /// Emits the code that lowers rsi to the lowest address on the stack of the fiber at rdx that rbx had at the point
-    /// or that is in a word of the thread's stack below the link. OCaml calls some functions directly, without a new link,
-    /// and keeps its stack pointer in rbx, which they may save. To copy from too far down does no harm. Uses rax and
-    /// rdi.
+    /// or that is in a word of the thread's stack below the link. OCaml calls some functions directly, without a new
+    /// link, and keeps its stack pointer in rbx, which they may save. To copy from too far down does no harm. Uses rax
+    /// and rdi.
     fn find_direct_call(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
         let (mut word, mut next, mut over) = (a.create_label(), a.create_label(), a.create_label());
         a.mov(rdi, self.field(STACK_POINTER))?;
