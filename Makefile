@@ -88,6 +88,7 @@ lint: setup-tests
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
 	! grep -rnE '(^|[^&])&& let ' crates fuzz --include='*.rs' # Rust 1.85 cannot compile it
+	scripts/oldest-rust
 
 # Needs a nightly Rust and valgrind; fails with a hint without them.
 sanitize: setup-tests

@@ -153,8 +153,9 @@ pub(super) struct Samples<'e> {
 impl Samples<'_> {
     pub(super) fn add(&mut self, labels: &Labels, value: impl Display) {
         let (name, suffix) = (self.family.name, self.family.suffix());
-        let line = format_args!("{name}{suffix}{} {value}", labels.in_braces());
-        self.exposition.line(line);
+        let labels = labels.in_braces();
+        self.exposition
+            .line(format_args!("{name}{suffix}{labels} {value}"));
     }
 
     /// Adds a duration, in seconds.
@@ -175,12 +176,14 @@ impl Samples<'_> {
         for (bound, below) in buckets {
             let le = Bound(*bound);
             let labels = labels.with("le", &le.to_string());
-            let line = format_args!("{name}_bucket{} {below}", labels.in_braces());
-            self.exposition.line(line);
+            let labels = labels.in_braces();
+            self.exposition
+                .line(format_args!("{name}_bucket{labels} {below}"));
         }
         let all = labels.with("le", "+Inf");
-        let line = format_args!("{name}_bucket{} {count}", all.in_braces());
-        self.exposition.line(line);
+        let all = all.in_braces();
+        self.exposition
+            .line(format_args!("{name}_bucket{all} {count}"));
         let (labels, sum) = (labels.in_braces(), sum.as_secs_f64());
         self.exposition
             .line(format_args!("{name}_sum{labels} {sum}"));
