@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, MemoryPart, ObserveError, Operation, ProcessError, Result};
+use crate::error::{Error, LaunchError, MemoryPart, ObserveError, Operation, ProcessError, Result};
 use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::{self, CallRegisters, InjectedCall, PlacedCall};
 use crate::inject::permissions::Permissions;
@@ -22,6 +22,9 @@ use crate::trace::tracer::Tracer;
 /// How long threads run, the first time, until it is checked whether they have left some code. It grows: if a thread
 /// were stopped again at once each time, it might never get a processor, and stay where it is.
 const PAUSE: Duration = Duration::from_micros(100);
+
+/// For how long threads are let run to handle signals, at most, before one is looked for that has none.
+const LONGEST_HANDLING: Duration = Duration::from_millis(10);
 
 /// Injects system calls into a process.
 #[derive(Clone, Copy)]
@@ -173,7 +176,7 @@ impl<'i> Injector<'i> {
         let mut stopped = stopped;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
         let placed: Vec<PlacedCall> = injected_call::placed(calls, self.code_cave.at).collect();
-        let mut pause = PAUSE;
+        let (mut pause, mut handling) = (PAUSE, PAUSE);
         let thread = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
                 break stopped
@@ -188,9 +191,12 @@ impl<'i> Injector<'i> {
                     stopped.refuse_lost()?;
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
-                // Perhaps each thread had a pending signal: stopped again, one may have none.
+                // Perhaps each thread had a pending signal: stopped again, one may have none. Stopped before its handler
+                // has run, a thread would get the next signal in the first handler, and so on: its stack might overflow.
                 None if !is_inside => {
                     stopped.release();
+                    std::thread::sleep(handling);
+                    handling = (handling * 2).min(LONGEST_HANDLING);
                     stopped = self.tracer.stop(self.process, self.limit)?;
                 }
                 // Wait while a thread still runs the calls of a tool that was killed.
