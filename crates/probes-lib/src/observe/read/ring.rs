@@ -23,6 +23,9 @@ const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many bytes a buffer may keep from one reading to the next.
 const MAX_KEPT: usize = 4 << 20;
 
+/// How many bytes of a ring are read at once, at most, unless a record has more.
+const PART: usize = 512 << 10;
+
 /// How many records of each ring were claimed.
 pub(crate) type Heads = [u64; GROUPS];
 
@@ -109,7 +112,8 @@ impl Rings {
                 .all(|(head, next)| head <= next)
     }
 
-    /// Reads the new records of the ring of a group, with its head.
+    /// Reads the new records of the ring of a group up to its `head`, in parts. While the whole of a large ring is copied,
+    /// it might wrap around completely, each time.
     fn read_ring(
         &mut self,
         memory: &impl ReadMemory,
@@ -117,18 +121,37 @@ impl Rings {
         is_over: bool,
         records: &mut Records,
     ) -> io::Result<()> {
-        let room = self.layout.records();
-        let next = self.next[group];
-        // A head only grows: one that is smaller has been overwritten by the program.
-        if head <= next {
-            return Ok(());
-        }
-        let mut first = next.max(head.saturating_sub(room));
+        let mut first = self.next[group].max(head.saturating_sub(self.layout.records()));
         // With too little memory for all of them, the oldest count as dropped.
-        while !self.has_memory_for((head - first) as usize, records) {
+        while first < head && !self.has_memory_for((head - first) as usize, records) {
             first += (head - first).div_ceil(2);
         }
-        let many = (head - first) as usize;
+        // A head only grows: one that is smaller has been overwritten by the program.
+        while self.next[group] < head {
+            let many = self.part((head - first) as usize);
+            self.read_part(memory, (group, first, many), is_over, records)?;
+            if self.next[group] <= first && many > 0 {
+                break;
+            }
+            first = self.next[group];
+        }
+        Ok(())
+    }
+
+    /// How many of so many records are read at once.
+    fn part(&self, many: usize) -> usize {
+        many.min((PART / self.layout.record_len.max(1) as usize).max(1))
+    }
+
+    /// Reads `many` records from `first` on, as far as they are complete. Those before them count as dropped.
+    fn read_part(
+        &mut self,
+        memory: &impl ReadMemory,
+        (group, first, many): (usize, u64, usize),
+        is_over: bool,
+        records: &mut Records,
+    ) -> io::Result<()> {
+        let (room, next) = (self.layout.records(), self.next[group]);
         let head = self.copy_twice(memory, group, (first, many), records)?;
         let len = records.record_len;
         let (once, again) = (&self.first_copy[..], &mut records.bytes[records.len..]);
@@ -190,17 +213,18 @@ impl Rings {
         Ok(heads.map(u64::from_le_bytes))
     }
 
-    /// Reserves memory for both copies of so many records. Returns whether as much is left for what is decoded from them.
+    /// Reserves memory for both copies of so many records, the first one of a part alone. Returns whether as much is left for what is decoded from them.
     fn has_memory_for(&mut self, many: usize, records: &mut Records) -> bool {
-        let len = many * records.record_len;
-        let reserve = |data: &mut Vec<u8>, from: usize| {
-            let missing = (from + len).saturating_sub(data.len());
+        let len = records.record_len;
+        let part = self.part(many);
+        let reserve = |data: &mut Vec<u8>, from: usize, many: usize| {
+            let missing = (from + many * len).saturating_sub(data.len());
             reserve_exact(data, missing).is_ok()
         };
         many == 0
-            || reserve(&mut self.first_copy, 0)
-                && reserve(&mut records.bytes, records.len)
-                && reserve(&mut Vec::new(), 0)
+            || reserve(&mut self.first_copy, 0, part)
+                && reserve(&mut records.bytes, records.len, many)
+                && reserve(&mut Vec::new(), 0, many)
     }
 
     /// Reads the `many` records from `first` on, at most as many as a ring holds, twice: to `first_copy`, and behind those
