@@ -1,10 +1,15 @@
 //! Probes of libraries and plugins in the output, and `ps`.
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
+use nix::sys::signal::{Signal, kill};
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use serde_json::Value;
-use test_support::{Scratch, Talker, fixture, fixture_forms, process};
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, process};
 
 use crate::support::{command, image, probe, run, run_on};
 
@@ -174,6 +179,37 @@ fn program_with_only_a_damaged_library_is_refused() {
             attach,
             format!("ocaml-probes: {why}; nothing was changed\n{hint}")
         );
+    }
+}
+
+// promise: Launching programs: A signal ends the start of a program whose loader waits for ever, and the program (3 commands)
+#[test]
+fn signals_end_a_loader_that_hangs() {
+    let scratch = Scratch::new();
+    let answer = scratch.file("answer.json");
+    let record = format!("record -fn main -o {} -prog", answer.display());
+    let [file, _] = fixture_forms("objects/linked");
+    let copy = scratch.copy(&file, "linked");
+    // The loader waits for somebody who writes into its library.
+    mkfifo(&scratch.file("plugin.so"), Mode::S_IRWXU).unwrap();
+    for line in ["trace -enable-all -prog", "trace -count -prog", &record] {
+        let mut command = command(line.split(' '));
+        command.arg(&copy);
+        let mut tool = Talker::spawn(command.stderr(Stdio::piped()));
+        let program = eventually("the loader waits", || {
+            let mut children = process::children(tool.pid()).into_iter();
+            children.find(|&pid| {
+                process::status(pid, "Name") == "linked" && process::state(pid) == Some('S')
+            })
+        });
+        kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+        let mut said = String::new();
+        let stderr = tool.guard().child().stderr.take();
+        stderr.unwrap().read_to_string(&mut said).unwrap();
+        let interrupted = format!("interrupted while {} was being started", copy.display());
+        assert!(said.contains(&interrupted), "{line}: {said}");
+        assert!(!tool.guard().wait().success(), "{line}");
+        assert_eq!(process::state(program), None, "{line}");
     }
 }
 

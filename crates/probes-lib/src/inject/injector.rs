@@ -390,6 +390,7 @@ fn not_returned(pid: i32, reason: NotReached) -> Error {
     match reason {
         NotReached::Exited => Error::of_process(pid, ProcessError::Exited),
         NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
+        NotReached::Interrupted => Error::of_process(pid, LaunchError::Interrupted),
         NotReached::Failed(source) => Error::of_call(pid, Operation::InjectCall, source),
     }
 }

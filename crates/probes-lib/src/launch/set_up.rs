@@ -131,6 +131,7 @@ impl<'s> SetUp<'s> {
         match reason {
             NotReached::Exited => Error::of_program(&program, LaunchError::DiedLoading),
             NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
+            NotReached::Interrupted => Error::of_program(&program, LaunchError::Interrupted),
             NotReached::Failed(source) => Error::of_process(
                 pid,
                 SystemError::Call {

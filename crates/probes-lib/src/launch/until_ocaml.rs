@@ -11,7 +11,7 @@
 use crate::address::{FileAddr, LiveAddr};
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
-use crate::error::{Error, Operation, Result, SystemError};
+use crate::error::{Error, LaunchError, Operation, Result, SystemError};
 use crate::observe::install::at_launch::AtLaunch;
 use crate::observe::install::map_and_write::Installed;
 use crate::process::image::Image;
@@ -122,6 +122,10 @@ impl<'s> Patched<'s> {
             Err(NotReached::Executed) => {
                 self.at_exec.stopped(self.tracer).release();
                 Ok((None, CodeDigest::Unaffected))
+            }
+            Err(NotReached::Interrupted) => {
+                let pid = self.at_exec.process().pid();
+                Err(Error::of_process(pid, LaunchError::Interrupted))
             }
             Err(NotReached::Failed(source)) => {
                 let (pid, operation) = (self.at_exec.process().pid(), Operation::StopAtEntry);

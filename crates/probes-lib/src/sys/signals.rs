@@ -231,16 +231,22 @@ pub(crate) fn take_sigchld(limit: Duration) -> bool {
     }
 }
 
-/// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending and not ignored; all four have to be blocked. The
+/// Returns whether SIGINT, SIGTERM, SIGHUP, SIGQUIT or SIGXCPU is pending and not ignored; all have to be blocked. The
 /// kernel keeps blocked signals pending even if they are ignored, as SIGHUP is under nohup(1).
 pub(crate) fn is_interrupted() -> bool {
     let mut pending = empty();
     // SAFETY: the set is initialised and outlives the calls.
     unsafe {
         libc::sigpending(&raw mut pending);
-        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT]
-            .into_iter()
-            .any(|signal| libc::sigismember(&raw const pending, signal) == 1 && !is_ignored(signal))
+        [
+            libc::SIGINT,
+            libc::SIGTERM,
+            libc::SIGHUP,
+            libc::SIGQUIT,
+            libc::SIGXCPU,
+        ]
+        .into_iter()
+        .any(|signal| libc::sigismember(&raw const pending, signal) == 1 && !is_ignored(signal))
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) enum NotReached {
     Exited,
     /// It executed a new program, such as from an initialiser of a library.
     Executed,
+    /// A signal came that ends this tool ([`Tracer::is_interrupted`]).
+    Interrupted,
     /// It could not be stopped or changed.
     Failed(io::Error),
 }
@@ -59,11 +61,15 @@ pub(crate) fn run_to(
                 // Sent from outside, or raised by an initialiser.
                 None => ptrace::resume(pid, signal),
             },
+            TraceeState::EventStopped | TraceeState::Cloned(_) => ptrace::resume(pid, 0),
+            // The loader may wait for ever, such as for a file.
+            TraceeState::GroupStopped | TraceeState::Running if tracer.is_interrupted() => {
+                return Err(NotReached::Interrupted);
+            }
             TraceeState::GroupStopped => {
                 ptrace::listen(pid);
                 tracer.wait_for_event();
             }
-            TraceeState::EventStopped | TraceeState::Cloned(_) => ptrace::resume(pid, 0),
             TraceeState::Running => {
                 tracer.wait_for_event();
             }

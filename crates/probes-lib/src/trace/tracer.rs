@@ -154,7 +154,7 @@ impl Tracer<'_> {
         has_come
     }
 
-    /// Returns whether SIGINT, SIGTERM, SIGHUP or SIGQUIT is pending and not ignored: they stay blocked until the
+    /// Returns whether SIGINT, SIGTERM, SIGHUP, SIGQUIT or SIGXCPU is pending and not ignored: they stay blocked until the
     /// `work` of [`with_tracer`] is done.
     pub(crate) fn is_interrupted(&self) -> bool {
         signals::is_interrupted()
