@@ -232,8 +232,8 @@ impl Updater<'_> {
 
     /// Records that the intended change was not carried out, because the process had changed: nothing was written.
     fn record_not_carried_out(&self) {
-        if let Some((hold, _)) = self.hold {
-            hold.record_not_carried_out();
+        if let Some((hold, change)) = self.hold {
+            hold.record_not_carried_out(change);
         }
     }
 

@@ -25,6 +25,15 @@ pub(crate) enum HoldChange {
     Undo,
 }
 
+impl HoldChange {
+    fn on_failure(self) -> OnFailure {
+        match self {
+            HoldChange::Take => OnFailure::GiveUp,
+            HoldChange::Undo => OnFailure::KeepIntent,
+        }
+    }
+}
+
 /// The record of a hold: ours, or one whose holder is dead.
 #[derive(Debug)]
 pub(crate) struct HoldJournal {
@@ -209,7 +218,7 @@ impl HoldJournal {
             }
             Err(error) if change == HoldChange::Take => state.give_up(error),
             // If the undo is not carried out, what is held is written anew.
-            Err(_) => state.blank(),
+            Err(error) => state.blank(error),
         }
         state.before_intent = before;
         state.record.entries = entries;
@@ -238,21 +247,17 @@ impl HoldJournal {
             Ok(_) => vec![EntryOutcome::After; state.record.entries.len()],
             Err(error) => outcomes_after(process, &state.record, error.effect()),
         };
-        let on_failure = match change {
-            HoldChange::Take => OnFailure::GiveUp,
-            HoldChange::Undo => OnFailure::KeepIntent,
-        };
         let is_half_changed = |error: &Error| error.effect() == Effect::HalfChanged;
         let stays = done.is_err_and(|error| self.is_required || is_half_changed(error));
-        state.settle(outcomes, stays, on_failure);
+        state.settle(outcomes, stays, change.on_failure());
     }
 
     /// Records that the intended change was not carried out, before it is tried again: nothing was written.
-    pub(crate) fn record_not_carried_out(&self) {
+    pub(crate) fn record_not_carried_out(&self, change: HoldChange) {
         let mut state = self.state();
         if state.record.outcomes.is_none() {
             let outcomes = vec![EntryOutcome::Before; state.record.entries.len()];
-            state.settle(outcomes, self.is_required, OnFailure::GiveUp);
+            state.settle(outcomes, self.is_required, change.on_failure());
         }
     }
 
@@ -368,11 +373,11 @@ impl HoldState {
     }
 
     /// Empties the file, which has no room for a change, until the outcome of that is known: what the file says may be
-    /// false by then.
-    fn blank(&mut self) {
+    /// false by then. If that fails, too, goes on without a record; `error` is why the change could not be recorded.
+    fn blank(&mut self, error: io::Error) {
         match &self.file {
             Some(file) if file.append(0, "", 0).is_ok() => self.record.complete = 0,
-            _ => self.remove(),
+            _ => self.give_up(error),
         }
     }
 
@@ -439,7 +444,7 @@ mod tests {
             added.map(|(_, amount)| amount).sum()
         };
         record_intent(&on, &simulated.program, HoldChange::Take);
-        hold.record_not_carried_out();
+        hold.record_not_carried_out(HoldChange::Take);
         assert_eq!((hold.failure(), held(&simulated.program)), (None, 0));
         // The next attempt found nothing to do: nothing is held.
         hold.record_outcome(&process, HoldChange::Take, Ok(&done));
@@ -456,14 +461,14 @@ mod tests {
         };
         let before = stages(&simulated.program);
         record_intent(&off, &simulated.program, HoldChange::Undo);
-        hold.record_not_carried_out();
+        hold.record_not_carried_out(HoldChange::Undo);
         assert_eq!(held(&simulated.program), 4);
         assert_eq!(stages(&simulated.program), before);
         // Attempts that are not carried out do not make the record longer.
         let complete = hold.state().record.complete;
         for _ in 0..3 {
             record_intent(&off, &simulated.program, HoldChange::Undo);
-            hold.record_not_carried_out();
+            hold.record_not_carried_out(HoldChange::Undo);
             assert_eq!(hold.state().record.complete, complete);
         }
         let bytes = hold
@@ -616,7 +621,7 @@ mod tests {
         // What it said may be false by now.
         assert!(recorded(&hold).is_empty());
         // The undo is not carried out.
-        hold.record_not_carried_out();
+        hold.record_not_carried_out(HoldChange::Undo);
         assert_eq!((hold.failure(), recorded_names(&hold)), (None, names));
         undo();
         let done = Report::of_nothing(pid);
