@@ -10,6 +10,9 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use probes_lib::{ObservationReport, Observer, Options, Target};
 
 use crate::messages::Messages;
@@ -29,6 +32,8 @@ pub(super) struct ForkedProcesses {
     observed_separately: HashSet<i32>,
     /// Forked processes whose hits are recorded by the observation of another process.
     recorded: Vec<ForkedProcess>,
+    /// Those whose recorder has exited: restored in the end, if they could not be observed by themselves.
+    orphaned: Vec<ForkedProcess>,
     /// The indices of observed processes that have exited, and whose forked processes were looked for since.
     exited: HashSet<usize>,
     /// When to look for forked processes again; `None` before the first time.
@@ -81,6 +86,9 @@ impl ForkedProcesses {
         let mut found = self.take_unrecorded(&observed, &skipped);
         found.extend(self.new_ones(&observed, &skipped, seen));
         found.retain(|it| skipped.insert(it.pid));
+        let is_orphaned = |it: &&ForkedProcess| observed[it.parent].has_exited();
+        self.orphaned
+            .extend(found.iter().filter(is_orphaned).copied());
         self.observed_separately
             .extend(found.iter().map(|it| it.pid));
         self.next = Some(looked + INTERVAL.max(looked.elapsed() * SEARCH_PAUSE_FACTOR));
@@ -96,7 +104,10 @@ impl ForkedProcesses {
         };
         let (free, taken) = (pids(exited), pids(running));
         let separate = self.observed_separately.difference(&free).copied();
-        separate.chain(taken).collect()
+        // Of those that could not be observed, only those that are still there.
+        let separate = separate.filter(|pid| taken.contains(pid) || exists(*pid));
+        let separate: Vec<i32> = separate.collect();
+        separate.into_iter().chain(taken).collect()
     }
 
     /// Returns the processes whose hits are recorded with those of an observed process that has exited: they are not
@@ -169,13 +180,18 @@ impl ForkedProcesses {
             let error = is_recorded.then(|| observer.restore_forked(it.pid).err())??;
             Some((it.pid, error))
         };
-        self.recorded.iter().filter_map(restore).collect()
+        let all = self.recorded.iter().chain(&self.orphaned);
+        all.filter_map(restore).collect()
     }
 
     /// Forked processes that are or were observed by themselves, or could not be.
     pub(super) fn observed_separately(&self) -> &HashSet<i32> {
         &self.observed_separately
     }
+}
+
+fn exists(pid: i32) -> bool {
+    kill(Pid::from_raw(pid), None) != Err(Errno::ESRCH)
 }
 
 /// Names processes that were forked and could not be restored.
