@@ -29,18 +29,27 @@ let states () =
 
 let done_ () = "done"
 
-(* Threads that all switch the same probes. *)
+(* Threads that all switch the same probes: how many updates were made, and how many have failed. *)
 let in_threads count =
-  let work () =
+  let updates = Array.make count 0 in
+  let failed = Array.make count 0 in
+  let work thread =
+    let update switch =
+      match switch probes with
+      | () -> updates.(thread) <- updates.(thread) + 1
+      | exception Probes_self.Error _ -> failed.(thread) <- failed.(thread) + 1
+    in
     for _ = 1 to 50 do
-      Probes_self.enable_all probes;
+      update Probes_self.enable_all;
       serve ();
       Gc.minor ();
-      Probes_self.disable_all probes
+      update Probes_self.disable_all
     done
   in
-  let threads = List.init count (fun _ -> Thread.create work ()) in
-  List.iter Thread.join threads
+  let threads = List.init count (Thread.create work) in
+  List.iter Thread.join threads;
+  let sum = Array.fold_left ( + ) 0 in
+  Printf.sprintf "updates %d failed %d" (sum updates) (sum failed)
 
 (* The child flushes its output before the parent continues. *)
 let in_child () =
@@ -70,7 +79,7 @@ let obey line =
   | [ "set-all"; on ] -> Probes_self.set_all probes (on = "on") |> done_
   | [ "zero" ] -> Probes_self.enable probes "request\000s" |> done_
   | [ "library"; file ] -> ignore (Probes_self.current ~library:file ()) |> done_
-  | [ "threads"; count ] -> in_threads (int_of_string count) |> done_
+  | [ "threads"; count ] -> in_threads (int_of_string count)
   | [ "fork" ] -> in_child () |> done_
   | _ -> Printf.sprintf "unknown command %S" line
 

@@ -102,7 +102,8 @@ fn each_function_does_what_its_documentation_says() {
 #[test]
 fn updates_by_several_ocaml_threads_all_take_effect() {
     for mut service in services() {
-        service.ask("threads 4", "done");
+        let answer = service.ask("threads 4", "updates");
+        assert_eq!(answer, "updates 400 failed 0");
         let states = service.ask("states", "states");
         assert_eq!(states, "states even=off/0 request=off/0");
     }

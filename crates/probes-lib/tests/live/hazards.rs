@@ -23,9 +23,9 @@ use crate::refusals::toggle_as_nobody;
 use crate::session::{Session, all, heavy_test_lock, patient};
 
 fn all_threads_are(pid: i32, state: char) -> Option<()> {
-    let mut threads = process::threads(pid).into_iter();
-    let is_so = |tid| process::status(tid, "State").starts_with(state);
-    threads.all(is_so).then_some(())
+    let threads = process::threads(pid);
+    let is_so = |tid: &i32| process::status(*tid, "State").starts_with(state);
+    (!threads.is_empty() && threads.iter().all(is_so)).then_some(())
 }
 
 // promise: Stopping and resuming: The parent of a process in a group stop sees its stop and its

@@ -8,14 +8,7 @@ use test_support::process::Image;
 use test_support::{Talker, fixture_forms};
 
 use crate::observe::{anonymous_code, options};
-
-/// The numbers in a line, by name.
-fn numbers(line: &str) -> BTreeMap<String, u64> {
-    let words = line.split_ascii_whitespace();
-    let both = words.filter_map(|word| word.split_once('='));
-    both.map(|(name, number)| (name.to_owned(), number.parse().unwrap()))
-        .collect()
-}
+use crate::trampolines::numbers;
 
 // promise: Observations: Memory that the process maps at an address that the tool is about to
 //    use, or has used, is neither written nor unmapped (2 × 30 mappings)

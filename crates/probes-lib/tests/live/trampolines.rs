@@ -18,7 +18,7 @@ fn observe(target: &Target) -> Observer {
 }
 
 /// The numbers in a line, by name.
-fn numbers(line: &str) -> BTreeMap<String, u64> {
+pub(crate) fn numbers(line: &str) -> BTreeMap<String, u64> {
     let words = line.split_ascii_whitespace();
     let both = words.filter_map(|word| word.split_once('='));
     both.map(|(name, number)| (name.to_owned(), number.parse().unwrap()))
