@@ -149,6 +149,7 @@ fn words_of_keys_are_completed() {
     for (words, expected) in [
         (&["profile", "-by", "s"][..], &["stack", "syscall"][..]),
         (&["count", "-by", "p"], &["pid", "probe"]),
+        (&["top", "-by", ""], &["pid"]),
         (&["hist", "-by", "tid,p"], &["tid,probe"]),
         (&["latency", "-key", "p"], &[]),
     ] {

@@ -97,6 +97,7 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
         (_, "FORM") => words_with_prefix(typed, &["short", "full"]),
         (_, "SHELL") => words_with_prefix(typed, &["bash", "zsh", "fish"]),
         (_, "KEY") => words_with_prefix(typed, &["function", "stack", "syscall", "thread"]),
+        ("by", "pid") => words_with_prefix(typed, &["pid"]),
         ("by", "EXPR,...") => {
             let (before, last) = split_list(typed);
             // Some are only possible first, or alone.
