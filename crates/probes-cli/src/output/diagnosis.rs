@@ -6,7 +6,7 @@ use probes_lib::{Check, Diagnosis};
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json};
-use super::table::table;
+use super::table::wrapped_table;
 use crate::failure::Failure;
 use crate::text::Escaped;
 
@@ -170,12 +170,12 @@ impl DiagnosisReport {
             });
             [Some(row), hint].into_iter().flatten()
         });
-        let checks = table(&["check", "result", "finding"], rows);
+        let checks = wrapped_table(&["check", "result", "finding"], rows);
         let rows = self.commands.iter().map(|command| {
             let result: &str = command.result.into();
             vec![command.name.to_owned(), result.to_owned(), command.why()]
         });
-        checks + "\n" + &table(&["command", "result", "why"], rows)
+        checks + "\n" + &wrapped_table(&["command", "result", "why"], rows)
     }
 }
 

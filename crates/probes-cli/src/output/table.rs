@@ -1,18 +1,42 @@
 //! Tables, for people.
 
+use std::io::{IsTerminal, stdout};
 use std::mem::take;
 
+use ratatui::crossterm::terminal::window_size;
+use tabled::Table;
 use tabled::builder::Builder;
 use tabled::grid::util::string::get_string_width;
-use tabled::settings::Style;
+use tabled::settings::peaker::Priority;
+use tabled::settings::{Style, Width};
 
 pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    format!("{}\n", build(head, rows))
+}
+
+/// The same; if it is wider than the terminal on standard output, long cells have several lines.
+pub(super) fn wrapped_table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut table = build(head, rows);
+    let size = stdout().is_terminal().then(window_size);
+    // A size of 0 means that it is unknown.
+    let columns = size.map_or(0, |size| size.map_or(0, |size| size.columns));
+    if columns > 0 {
+        let widest_first = Priority::max(true);
+        let wrap = Width::wrap(usize::from(columns)).keep_words(true);
+        table.with(wrap.priority(widest_first));
+    }
+    format!("{table}\n")
+}
+
+fn build(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
     let mut builder = Builder::new();
     builder.push_record(head.iter().copied());
     for row in rows {
         builder.push_record(row);
     }
-    format!("{}\n", builder.build().with(Style::psql()))
+    let mut table = builder.build();
+    table.with(Style::psql());
+    table
 }
 
 /// A table whose rows come one after another, in the style of [`table`]. A column is as wide as its widest cell
