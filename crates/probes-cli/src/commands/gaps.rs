@@ -87,7 +87,7 @@ impl GapWarning {
             messages.warning(
                 WarningKind::LoadedLater,
                 &caution,
-                "run the command again to observe them, too",
+                "run the command again with -pid to observe them, too",
             );
         }
         if !self.of_forked {

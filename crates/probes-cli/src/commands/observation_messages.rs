@@ -73,7 +73,8 @@ pub(super) fn warn_of_unread_end(
 /// Says that memory stays mapped in a process that is not observed any more.
 pub(super) fn warn_of_still_mapped(messages: &Messages, pid: i32, bytes: u64) {
     if bytes > 0 {
-        let why = "a thread may still return there, or the process has installed a seccomp filter meanwhile";
+        let why = "a thread may still return there, or does not run (it is frozen, for example), or the process has installed a seccomp \
+                   filter meanwhile";
         messages.warning(
             WarningKind::StillMapped,
             &format!("{bytes} bytes stay mapped in process {pid} (harmless): {why}"),

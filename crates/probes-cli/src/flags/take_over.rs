@@ -5,12 +5,13 @@ use probes_lib::Options;
 use super::SeccompFlag;
 
 /// The help of `-force` in commands that also start programs.
-pub(crate) const FORCE_HELP: &str = "With -pid: take over from another observer, which then fails";
+pub(crate) const FORCE_HELP: &str =
+    "With -pid: take over from another observer: it fails, or waits if it is serve";
 
 // `-force`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeOver {
-    /// Take over from another observer, which then fails with an error
+    /// Take over from another observer: it fails, or waits if it is serve
     #[arg(long)]
     force: bool,
 }

@@ -12,7 +12,7 @@ pub(super) fn of_observe(
 ) -> Option<String> {
     let hint = match kind {
         ObserveError::AlreadyObserved { .. } => {
-            "wait until that observer exits, or use -force: that observer then ends with an error"
+            "wait until that observer exits, or use -force: that observer then ends with an error, or waits if it is `serve`"
         }
         ObserveError::NoThreadToRedirect | ObserveError::CallUnfinished => "try again",
         ObserveError::StillInside { .. } => {

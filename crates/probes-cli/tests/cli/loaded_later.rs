@@ -46,7 +46,7 @@ fn each_command_warns_of_libraries_loaded_later() {
             let mut target = Talker::start(&file);
             let text = stderr_of(&mut target, line, &load());
             let warning = format!(
-                "ocaml-probes: warning: {}\nhint: run the command again to observe them, too\n",
+                "ocaml-probes: warning: {}\nhint: run the command again with -pid to observe them, too\n",
                 message()
             );
             assert_eq!(text.matches(&warning).count(), 1, "{line}: {text}");

@@ -17,8 +17,7 @@ use crate::support::{Run, command, is_observed, object, run, run_command};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
 
-const HINT: &str =
-    "hint: wait until that observer exits, or use -force: that observer then ends with an error\n";
+const HINT: &str = "hint: wait until that observer exits, or use -force: that observer then ends with an error, or waits if it is `serve`\n";
 
 /// What `info` says of the observer of a process.
 fn observer(pid: i32) -> Value {
