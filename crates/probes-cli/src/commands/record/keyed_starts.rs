@@ -1,7 +1,9 @@
 //! [`KeyedStarts`]: the starts of pairs that wait for the stop with their key, and the lanes of their slices. Pure.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::Hash;
+
+use foldhash::{HashMap, HashMapExt};
 
 use super::lanes::Lanes;
 use super::starts::PairInThread;

@@ -8,7 +8,9 @@
 //! A slice can only end before those around it. So that slices do not nest ever deeper if stops are missing, all end
 //! once 64 are open; their starts wait on.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use foldhash::HashMap;
 
 use crate::output::TrackId;
 

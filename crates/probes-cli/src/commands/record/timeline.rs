@@ -32,7 +32,7 @@ use super::starts::OpenStarts;
 use super::track_writer::TrackWriter;
 use crate::flags::{Pair, selects};
 use crate::output::{
-    Annotation, FrequentName, LostWords, RecordCounts, TrackEventKind, TrackId, TrackOf,
+    Annotation, FrequentName, LostWords, NameId, RecordCounts, TrackEventKind, TrackId, TrackOf,
     hit_annotations, wait_annotations, wait_name,
 };
 
@@ -44,6 +44,8 @@ pub(super) struct Timeline {
     writer: TrackWriter,
     pid: i32,
     pairs: Vec<Pair>,
+    /// Of each pair in `pairs`, once it has a slice.
+    pair_names: Vec<Option<NameId>>,
     /// Of each pair in `pairs`.
     longest_pairs: Vec<LongestPair>,
     /// The probes whose hits are instants, also if they are ends of pairs.
@@ -93,6 +95,7 @@ impl Timeline {
         Timeline {
             writer: TrackWriter::new(sink),
             pid,
+            pair_names: vec![None; pairs.len()],
             longest_pairs: vec![LongestPair::default(); pairs.len()],
             pairs,
             probes: Vec::new(),
@@ -288,12 +291,12 @@ impl Timeline {
 
     /// Adds a hit of a probe, or a call of a function whose exits are not recorded.
     fn hit(&mut self, event: &Event) {
-        let is_probe = event.site().is_some();
-        self.is_hit |= is_probe && self.until.as_deref() == Some(event.name());
+        let (is_probe, name) = (event.site().is_some(), event.name());
+        self.is_hit |= is_probe && self.until.as_deref() == Some(name);
         let mut is_end = false;
         for index in 0..self.pairs.len() {
             let pair = &self.pairs[index];
-            let (starts, stops) = (pair.start == event.name(), pair.stop == event.name());
+            let (starts, stops) = (pair.start == name, pair.stop == name);
             if !is_probe || !(starts || stops) {
                 continue;
             }
@@ -309,11 +312,11 @@ impl Timeline {
                 self.start(event, index);
             }
         }
-        let is_selected = |probe: &Selector| selects(probe, event.name());
+        let is_selected = |probe: &Selector| selects(probe, name);
         if !is_end || self.probes.iter().any(is_selected) {
             let track = self.thread(event.thread.unwrap_or(0));
             let arguments = hit_annotations(event);
-            self.instant(track, event.monotonic, event.name(), arguments);
+            self.instant(track, event.monotonic, name, arguments);
         }
     }
 

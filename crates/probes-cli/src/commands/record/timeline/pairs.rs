@@ -6,7 +6,7 @@ use super::super::keyed_starts::KeyedStart;
 use super::super::lanes::lane_name;
 use super::super::starts::StartsInThread;
 use super::{NO_STOP, Timeline};
-use crate::output::{Annotation, TrackEventKind, TrackOf, hit_annotations};
+use crate::output::{Annotation, NameId, TrackEventKind, TrackOf, hit_annotations};
 
 /// How a slice has ended, if not as it should.
 const TOO_MANY: &str = "too many starts wait: lasted longer";
@@ -16,14 +16,14 @@ impl Timeline {
     pub(super) fn start(&mut self, event: &Event, index: usize) {
         let thread = event.thread.unwrap_or(0);
         let (key, time) = ((index, thread), event.monotonic);
-        let pair = self.pairs[index].to_string();
         if self.starts.get_mut(key).is_none() {
             let parent = self.thread(thread);
-            let track = self.track(&TrackOf::Lane(parent), &format!("{thread} {pair}"));
+            let name = format!("{thread} {}", self.pairs[index]);
+            let track = self.track(&TrackOf::Lane(parent), &name);
             let forgotten = self.starts.add(key, track);
             self.end_starts(forgotten, time);
         }
-        let name = self.writer.name(&pair);
+        let name = self.pair_name(index);
         let Some(open) = self.starts.get_mut(key) else {
             return;
         };
@@ -34,6 +34,16 @@ impl Timeline {
         self.counts.slices += 1;
         let kind = TrackEventKind::Begin(name);
         self.writer.emit(track, time, kind, hit_annotations(event));
+    }
+
+    /// The name of the slices of a pair.
+    fn pair_name(&mut self, index: usize) -> NameId {
+        if let Some(known) = self.pair_names[index] {
+            return known;
+        }
+        let name = self.writer.name(&self.pairs[index].to_string());
+        self.pair_names[index] = Some(name);
+        name
     }
 
     pub(super) fn stop(&mut self, event: &Event, index: usize, is_start: bool) {
@@ -104,16 +114,16 @@ impl Timeline {
             return;
         };
         let (lane, track) = keyed.take_lane((key.0, thread));
-        let pair = self.pairs[key.0].to_string();
+        let index = key.0;
         let track = track.unwrap_or_else(|| {
             let parent = self.thread(thread);
-            let name = lane_name(&format!("{thread} {pair}"), lane);
+            let name = lane_name(&format!("{thread} {}", self.pairs[index]), lane);
             self.track(&TrackOf::Lane(parent), &name)
         });
         if let Some(keyed) = &mut self.keyed_starts {
             keyed.add(key, (thread, time), (lane, track));
         }
-        let name = self.writer.name(&pair);
+        let name = self.pair_name(index);
         self.counts.slices += 1;
         let kind = TrackEventKind::Begin(name);
         self.writer.emit(track, time, kind, hit_annotations(event));
