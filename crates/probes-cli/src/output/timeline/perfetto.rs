@@ -9,8 +9,8 @@ mod event_packet;
 
 use prost::Message;
 
-use self::event_packet::{EventFields, PacketTime, write_annotation, write_event};
-use super::{Encoder, NameId, TracedProcess, TrackEvent, TrackEventKind, TrackId, TrackOf};
+use self::event_packet::{PacketTime, RecentFields, write_annotation, write_event};
+use super::{Encoder, NameId, TracedProcess, TrackEvent, TrackId, TrackOf};
 
 /// Clocks (`builtin_clock.proto`).
 const REALTIME: u32 = 1;
@@ -145,6 +145,7 @@ pub(super) struct Perfetto {
     process: TracedProcess,
     /// What the clock of the sequence says.
     latest: u64,
+    recent: RecentFields,
     /// The annotations of an event.
     annotations: Vec<u8>,
 }
@@ -154,6 +155,7 @@ impl Perfetto {
         Perfetto {
             process: process.clone(),
             latest: process.monotonic,
+            recent: RecentFields::new(),
             annotations: Vec::new(),
         }
     }
@@ -249,12 +251,6 @@ impl Encoder for Perfetto {
     }
 
     fn event(&mut self, event: &TrackEvent, to: &mut Vec<u8>) {
-        let (kind, name, value) = match event.kind {
-            TrackEventKind::Begin(name) => (SLICE_BEGIN, Some(name), None),
-            TrackEventKind::End => (SLICE_END, None, None),
-            TrackEventKind::Instant(name) => (INSTANT, Some(name), None),
-            TrackEventKind::Value(value) => (COUNTER, None, Some(value)),
-        };
         let time = match event.time.checked_sub(self.latest) {
             Some(later) => {
                 self.latest = event.time;
@@ -266,19 +262,14 @@ impl Encoder for Perfetto {
         for argument in &event.arguments {
             write_annotation(argument, &mut self.annotations);
         }
-        let fields = EventFields {
-            kind,
-            name: name.map(|name| name.0.into()),
-            track: uuid(event.track),
-            value: value.map(|value| value as u64),
-        };
-        write_event(time, &fields, &self.annotations, to);
+        let fields = self.recent.of(event.track, event.kind);
+        write_event(time, fields, &self.annotations, to);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Annotation;
+    use super::super::{Annotation, TrackEventKind};
     use super::*;
 
     /// What [`event_packet`] writes, for prost to read.
@@ -404,6 +395,34 @@ mod tests {
             (Some(""), None, Some("")),
         ];
         assert_eq!(annotations, expected);
+    }
+
+    #[test]
+    fn kept_fields_are_those_of_their_event() {
+        // More tracks and names than are kept, each twice in a row, and then all again.
+        let kinds = (0..200).map(|number| match number % 4 {
+            0 => TrackEventKind::Begin(NameId(1 + number)),
+            1 => TrackEventKind::Instant(NameId(number)),
+            2 => TrackEventKind::Value(number.into()),
+            _ => TrackEventKind::End,
+        });
+        let kinds: Vec<TrackEventKind> = kinds.flat_map(|kind| [kind; 2]).collect();
+        let events = kinds.iter().cycle().take(2 * kinds.len()).enumerate();
+        let events: Vec<TrackEvent> = events
+            .map(|(index, kind)| event(2000, index as u32 / 2 % 7, *kind))
+            .collect();
+        let encode = |perfetto: &mut Perfetto, event: &TrackEvent| {
+            let mut bytes = Vec::new();
+            perfetto.event(event, &mut bytes);
+            bytes
+        };
+        let mut perfetto = Perfetto::new(&process());
+        perfetto.latest = 2000;
+        for event in &events {
+            let mut first = Perfetto::new(&process());
+            first.latest = 2000;
+            assert_eq!(encode(&mut perfetto, event), encode(&mut first, event));
+        }
     }
 
     #[test]

@@ -1,7 +1,10 @@
 //! The bytes of a packet with a track event, field by field: all lengths are known before the first byte is written.
 
-use super::super::{Annotation, AnnotationValue};
-use super::{MONOTONIC, NEEDS_INCREMENTAL_STATE, PACKET, SEQUENCE};
+use super::super::{Annotation, AnnotationValue, TrackEventKind, TrackId};
+use super::{
+    COUNTER, INSTANT, MONOTONIC, NEEDS_INCREMENTAL_STATE, PACKET, SEQUENCE, SLICE_BEGIN, SLICE_END,
+    uuid,
+};
 
 /// The types of fields.
 const VARINT: u32 = 0;
@@ -41,45 +44,80 @@ pub(super) enum PacketTime {
     At(u64),
 }
 
-/// The fields of a track event.
-#[derive(Debug)]
+/// How many fields are kept: a power of two.
+const KEPT: usize = 64;
+
+/// At least as many bytes as the fields of an event have: its type, two numbers of 32 bits, and one of 64.
+const MAX_FIELDS: usize = 32;
+
+/// The fields of a track event, without annotations.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct EventFields {
-    pub(super) kind: u64,
-    pub(super) name: Option<u64>,
-    pub(super) track: u64,
-    pub(super) value: Option<u64>,
-}
-
-/// The most bytes of a packet without annotations: ten fields and lengths, each with its number and a value of at
-/// most ten bytes.
-const MAX_PACKET: usize = 112;
-
-/// A packet that is written in place: bytes that were just written one by one are slow to copy together.
-struct Packet<'t> {
-    bytes: &'t mut [u8],
+    track: TrackId,
+    kind: TrackEventKind,
+    bytes: [u8; MAX_FIELDS],
     len: usize,
 }
 
-impl Packet<'_> {
-    #[inline]
-    fn byte(&mut self, byte: u8) {
-        self.bytes[self.len] = byte;
-        self.len += 1;
-    }
+/// The fields of recent events: those of a track differ in little but their times.
+#[derive(Debug)]
+pub(super) struct RecentFields {
+    kept: Box<[EventFields; KEPT]>,
+    /// Memory for those that are written next.
+    written: Vec<u8>,
+}
 
-    #[inline]
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.byte(value as u8 | 0x80);
-            value >>= 7;
+impl EventFields {
+    fn of(track: TrackId, kind: TrackEventKind, written: &mut Vec<u8>) -> EventFields {
+        let (number, name, value) = match kind {
+            TrackEventKind::Begin(name) => (SLICE_BEGIN, Some(name), None),
+            TrackEventKind::End => (SLICE_END, None, None),
+            TrackEventKind::Instant(name) => (INSTANT, Some(name), None),
+            TrackEventKind::Value(value) => (COUNTER, None, Some(value)),
+        };
+        written.clear();
+        put_number(track_event::TYPE, number, written);
+        if let Some(name) = name {
+            put_number(track_event::NAME_IID, name.0.into(), written);
         }
-        self.byte(value as u8);
+        put_number(track_event::TRACK_UUID, uuid(track), written);
+        if let Some(value) = value {
+            put_number(track_event::COUNTER_VALUE, value as u64, written);
+        }
+        let len = written.len();
+        written.resize(MAX_FIELDS, 0);
+        EventFields {
+            track,
+            kind,
+            bytes: written.first_chunk().copied().unwrap_or_default(),
+            len,
+        }
+    }
+}
+
+impl RecentFields {
+    pub(super) fn new() -> RecentFields {
+        let mut written = Vec::new();
+        let first = EventFields::of(TrackId::PROCESS, TrackEventKind::End, &mut written);
+        RecentFields {
+            kept: Box::new([first; KEPT]),
+            written,
+        }
     }
 
+    /// Returns the fields of an event.
     #[inline]
-    fn field(&mut self, number: u32, value: u64) {
-        self.varint(key(number, VARINT));
-        self.varint(value);
+    pub(super) fn of(&mut self, track: TrackId, kind: TrackEventKind) -> &EventFields {
+        let name = match kind {
+            TrackEventKind::Begin(name) | TrackEventKind::Instant(name) => name.0,
+            TrackEventKind::End | TrackEventKind::Value(_) => 0,
+        };
+        let place = track.0.wrapping_mul(7).wrapping_add(name) as usize % KEPT;
+        let kept = &mut self.kept[place];
+        if kept.track != track || kept.kind != kind {
+            *kept = EventFields::of(track, kind, &mut self.written);
+        }
+        kept
     }
 }
 
@@ -95,7 +133,7 @@ const fn varint_len(value: u64) -> usize {
 }
 
 #[inline]
-const fn field_len(number: u32, value: u64) -> usize {
+const fn number_len(number: u32, value: u64) -> usize {
     varint_len(key(number, VARINT)) + varint_len(value)
 }
 
@@ -105,6 +143,14 @@ const fn bytes_len(number: u32, len: usize) -> usize {
     varint_len(key(number, BYTES)) + varint_len(len as u64) + len
 }
 
+/// The fields between the time and the event: each number and value is one byte.
+const OF_SEQUENCE: [u8; 4] = [
+    key(packet::SEQUENCE_ID, VARINT) as u8,
+    SEQUENCE as u8,
+    key(packet::SEQUENCE_FLAGS, VARINT) as u8,
+    NEEDS_INCREMENTAL_STATE as u8,
+];
+
 /// Writes a packet with an event, and its annotations.
 #[inline]
 pub(super) fn write_event(
@@ -113,52 +159,57 @@ pub(super) fn write_event(
     annotations: &[u8],
     to: &mut Vec<u8>,
 ) {
-    let (time, clock) = match time {
-        PacketTime::Later(time) => (time, None),
-        PacketTime::At(time) => (time, Some(MONOTONIC.into())),
-    };
-    let optional_len =
-        |number, value: Option<u64>| value.map_or(0, |value| field_len(number, value));
-    let event_len = field_len(track_event::TYPE, fields.kind)
-        + optional_len(track_event::NAME_IID, fields.name)
-        + field_len(track_event::TRACK_UUID, fields.track)
-        + optional_len(track_event::COUNTER_VALUE, fields.value)
-        + annotations.len();
-    let (sequence, flags) = (SEQUENCE.into(), NEEDS_INCREMENTAL_STATE.into());
-    let packet_len = field_len(packet::TIMESTAMP, time)
-        + field_len(packet::SEQUENCE_ID, sequence)
-        + field_len(packet::SEQUENCE_FLAGS, flags)
-        + optional_len(packet::CLOCK_ID, clock)
-        + bytes_len(packet::TRACK_EVENT, event_len);
-    let start = to.len();
-    to.extend_from_slice(&[0; MAX_PACKET]);
-    let mut written = Packet {
-        bytes: &mut to[start..],
-        len: 0,
-    };
-    written.varint(key(PACKET, BYTES));
-    written.varint(packet_len as u64);
-    written.field(packet::TIMESTAMP, time);
-    written.field(packet::SEQUENCE_ID, sequence);
-    written.field(packet::SEQUENCE_FLAGS, flags);
-    if let Some(clock) = clock {
-        written.field(packet::CLOCK_ID, clock);
+    let event_len = fields.len + annotations.len();
+    match time {
+        PacketTime::Later(time) if time < 1 << 14 && event_len < 100 => {
+            write_short_head(time, event_len, to);
+        }
+        _ => write_head(time, event_len, to),
     }
-    written.varint(key(packet::TRACK_EVENT, BYTES));
-    written.varint(event_len as u64);
-    written.field(track_event::TYPE, fields.kind);
-    if let Some(name) = fields.name {
-        written.field(track_event::NAME_IID, name);
-    }
-    written.field(track_event::TRACK_UUID, fields.track);
-    if let Some(value) = fields.value {
-        written.field(track_event::COUNTER_VALUE, value);
-    }
-    let end = start + written.len;
+    let end = to.len() + fields.len;
+    // A length that the compiler knows: otherwise this is a call of memcpy(3).
+    to.extend_from_slice(&fields.bytes);
     to.truncate(end);
     if !annotations.is_empty() {
         to.extend_from_slice(annotations);
     }
+}
+
+/// Same as [`write_head`], if the lengths of the packet and the event have one byte, and the time at most two.
+#[inline]
+fn write_short_head(time: u64, event_len: usize, to: &mut Vec<u8>) {
+    let (time, time_len) = match time {
+        ..0x80 => (time, 1),
+        _ => (time & 0x7f | 0x80 | time >> 7 << 8, 2),
+    };
+    let packet_len = 1 + time_len + OF_SEQUENCE.len() + 2 + event_len;
+    let (packet_key, time_key) = (key(PACKET, BYTES), key(packet::TIMESTAMP, VARINT));
+    let bytes = packet_key | (packet_len as u64) << 8 | time_key << 16 | time << 24;
+    let end = to.len() + 3 + time_len;
+    to.extend_from_slice(&bytes.to_le_bytes());
+    to.truncate(end);
+    let [id_key, id, flags_key, flags] = OF_SEQUENCE;
+    let event_key = key(packet::TRACK_EVENT, BYTES) as u8;
+    to.extend_from_slice(&[id_key, id, flags_key, flags, event_key, event_len as u8]);
+}
+
+/// Writes what a packet has before the fields of an event.
+fn write_head(time: PacketTime, event_len: usize, to: &mut Vec<u8>) {
+    let (time, clock) = match time {
+        PacketTime::Later(time) => (time, None),
+        PacketTime::At(time) => (time, Some(u64::from(MONOTONIC))),
+    };
+    let packet_len = number_len(packet::TIMESTAMP, time)
+        + OF_SEQUENCE.len()
+        + clock.map_or(0, |clock| number_len(packet::CLOCK_ID, clock))
+        + bytes_len(packet::TRACK_EVENT, event_len);
+    put_number_of(key(PACKET, BYTES), packet_len as u64, to);
+    put_number(packet::TIMESTAMP, time, to);
+    to.extend_from_slice(&OF_SEQUENCE);
+    if let Some(clock) = clock {
+        put_number(packet::CLOCK_ID, clock, to);
+    }
+    put_number_of(key(packet::TRACK_EVENT, BYTES), event_len as u64, to);
 }
 
 /// Writes an annotation, as a field of a track event.
@@ -166,28 +217,40 @@ pub(super) fn write_annotation(annotation: &Annotation, to: &mut Vec<u8>) {
     use debug_annotation::{INT_VALUE, NAME, STRING_VALUE};
     let name = annotation.key.as_bytes();
     let value_len = match &annotation.value {
-        AnnotationValue::Int(number) => field_len(INT_VALUE, *number as u64),
+        AnnotationValue::Int(number) => number_len(INT_VALUE, *number as u64),
         AnnotationValue::Text(text) => bytes_len(STRING_VALUE, text.len()),
     };
     let len = value_len + bytes_len(NAME, name.len());
-    put_varint(key(track_event::DEBUG_ANNOTATIONS, BYTES), to);
-    put_varint(len as u64, to);
+    put_number_of(key(track_event::DEBUG_ANNOTATIONS, BYTES), len as u64, to);
     match &annotation.value {
-        AnnotationValue::Int(number) => {
-            put_varint(key(INT_VALUE, VARINT), to);
-            put_varint(*number as u64, to);
-        }
+        AnnotationValue::Int(number) => put_number(INT_VALUE, *number as u64, to),
         AnnotationValue::Text(text) => put_bytes(STRING_VALUE, text.as_bytes(), to),
     }
     put_bytes(NAME, name, to);
 }
 
-fn put_varint(value: u64, to: &mut Vec<u8>) {
-    prost::encoding::encode_varint(value, to);
+#[inline]
+fn put_varint(mut value: u64, to: &mut Vec<u8>) {
+    while value >= 0x80 {
+        to.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    to.push(value as u8);
+}
+
+/// Writes a field with a number as its value.
+#[inline]
+fn put_number(number: u32, value: u64, to: &mut Vec<u8>) {
+    put_number_of(key(number, VARINT), value, to);
+}
+
+#[inline]
+fn put_number_of(key: u64, value: u64, to: &mut Vec<u8>) {
+    put_varint(key, to);
+    put_varint(value, to);
 }
 
 fn put_bytes(number: u32, bytes: &[u8], to: &mut Vec<u8>) {
-    put_varint(key(number, BYTES), to);
-    put_varint(bytes.len() as u64, to);
+    put_number_of(key(number, BYTES), bytes.len() as u64, to);
     to.extend_from_slice(bytes);
 }
