@@ -17,8 +17,12 @@ pub(super) const ENDED: &str = "ended";
 /// Writes events on tracks.
 pub(super) struct TrackWriter {
     pub(super) sink: Sink,
-    /// The latest time of each track that may still get events: no time is earlier than the one before.
-    latest: HashMap<TrackId, u64>,
+    /// Of each track that may still get events, the place of its latest time in `times`.
+    places: HashMap<TrackId, usize>,
+    /// No time is earlier than the one before.
+    times: Vec<u64>,
+    /// The track of the last event, and its place: most tracks have many events in a row.
+    last: (TrackId, usize),
     next_track: u32,
     /// At this many tracks, those that get no more events are forgotten.
     max_tracks: usize,
@@ -29,11 +33,13 @@ pub(super) struct TrackWriter {
 
 impl TrackWriter {
     pub(super) fn new(sink: Sink) -> TrackWriter {
-        let mut latest = HashMap::new();
-        latest.insert(TrackId::PROCESS, 0);
+        let mut places = HashMap::new();
+        places.insert(TrackId::PROCESS, 0);
         TrackWriter {
             sink,
-            latest,
+            places,
+            times: vec![0],
+            last: (TrackId::PROCESS, 0),
             next_track: TrackId::PROCESS.0 + 1,
             max_tracks: MAX_TRACKS,
             names: HashMap::new(),
@@ -48,17 +54,26 @@ impl TrackWriter {
         kind: TrackEventKind,
         arguments: Vec<Annotation>,
     ) {
-        let Some(latest) = self.latest.get_mut(&track) else {
+        let Some(place) = self.place(track) else {
             return;
         };
         // Times of two readings may overlap a little.
-        *latest = time.max(*latest);
+        let time = time.max(self.times[place]);
+        self.times[place] = time;
         self.sink.event(TrackEvent {
-            time: *latest,
+            time,
             track,
             kind,
             arguments,
         });
+    }
+
+    /// The place of the time of a track; `None` if it gets no more events.
+    fn place(&mut self, track: TrackId) -> Option<usize> {
+        if self.last.0 != track {
+            self.last = (track, *self.places.get(&track)?);
+        }
+        Some(self.last.1)
     }
 
     /// Ends the innermost slices of a track.
@@ -93,31 +108,43 @@ impl TrackWriter {
     pub(super) fn add_track(&mut self, of: &TrackOf, name: &str) -> TrackId {
         let id = TrackId(self.next_track);
         self.next_track = self.next_track.saturating_add(1);
-        self.latest.insert(id, 0);
+        self.places.insert(id, self.times.len());
+        self.times.push(0);
         self.sink.track(id, of, name);
         id
     }
 
     /// The time of the latest event of a track, if it has one.
     pub(super) fn latest(&self, track: TrackId) -> Option<u64> {
-        let latest = self.latest.get(&track).copied();
+        let latest = self.places.get(&track).map(|place| self.times[*place]);
         latest.filter(|time| *time > 0)
     }
 
     /// Whether tracks are to be forgotten before another is added.
     pub(super) fn is_full(&self) -> bool {
-        self.latest.len() >= self.max_tracks
+        self.times.len() >= self.max_tracks
     }
 
     /// Forgets all tracks but those `used`: they get no more events.
     pub(super) fn forget_tracks(&mut self, used: &BTreeSet<TrackId>) {
-        self.latest.retain(|track, _| used.contains(track));
+        let mut times = Vec::new();
+        self.places.retain(|track, place| {
+            let is_used = used.contains(track);
+            if is_used {
+                times.push(self.times[*place]);
+                *place = times.len() - 1;
+            }
+            is_used
+        });
+        self.times = times;
+        let of_process = self.places.get(&TrackId::PROCESS).copied();
+        self.last = (TrackId::PROCESS, of_process.unwrap_or_default());
         self.sink.forget_tracks(used);
-        self.max_tracks = MAX_TRACKS.max(2 * self.latest.len());
+        self.max_tracks = MAX_TRACKS.max(2 * self.times.len());
     }
 
     #[cfg(test)]
     pub(super) fn known_tracks(&self) -> usize {
-        self.latest.len()
+        self.times.len()
     }
 }
