@@ -200,6 +200,7 @@ impl Event {
 
     /// Returns the address in the process of the site's nop, or of the function or the instruction that is
     /// observed.
+    #[inline]
     pub fn address(&self) -> LiveAddr {
         match self.of {
             EventOrigin::Site { site, .. } => self.within.program.site(site).address(),

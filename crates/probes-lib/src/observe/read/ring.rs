@@ -159,18 +159,17 @@ impl Rings {
         let has_number = |bytes: &[u8], index: usize| {
             word(&bytes[index * len..], record::NUMBER) == first + index as u64 + 1
         };
-        let end = if is_over {
-            many
-        } else {
-            let is_complete = |index: &usize| has_number(once, *index);
-            (0..many).take_while(is_complete).count()
-        };
         let oldest = head.saturating_sub(room);
-        let gone = (oldest.max(first) - first).min(end as u64) as usize;
-        let mut kept = 0;
-        for index in gone..end {
+        let gone = (oldest.max(first) - first).min(many as u64) as usize;
+        let (mut end, mut kept) = (0_usize, 0);
+        for index in 0..many {
+            let is_complete = has_number(once, index);
+            if !is_complete && !is_over {
+                break;
+            }
+            end += 1;
             // A record of an earlier round of the ring that was completed late may have overwritten it meanwhile.
-            if has_number(once, index) && has_number(again, index) {
+            if index >= gone && is_complete && has_number(again, index) {
                 if kept != index {
                     again.copy_within(index * len..(index + 1) * len, kept * len);
                 }
@@ -181,7 +180,7 @@ impl Rings {
         let end_at = first + end as u64;
         let first = first.max(oldest);
         let mut after = end_at.max(first);
-        records.drop_records((end - gone - kept) as u64);
+        records.drop_records((end.saturating_sub(gone) - kept) as u64);
         records.drop_records(first - next);
         self.waiting[group] = if after > next {
             None

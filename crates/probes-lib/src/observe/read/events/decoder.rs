@@ -199,12 +199,17 @@ impl CustomKinds {
 
 impl ThreadIdMap {
     /// Returns the id in our pid namespace of the thread with this id in its own.
+    #[inline]
     fn get(&mut self, process: &Process, tid: i32) -> Option<i32> {
         match self.ids {
-            ThreadIds::Unknown => return None,
-            ThreadIds::OfOurNamespace => return Some(tid),
-            ThreadIds::OfAnotherNamespace => {}
+            ThreadIds::Unknown => None,
+            ThreadIds::OfOurNamespace => Some(tid),
+            ThreadIds::OfAnotherNamespace => self.find(process, tid),
         }
+    }
+
+    /// The same, if the process is in another namespace.
+    fn find(&mut self, process: &Process, tid: i32) -> Option<i32> {
         if let Some(known) = self.known.get(&tid) {
             return *known;
         }
