@@ -190,10 +190,15 @@ pub(crate) fn wait_annotations(wait: &RecordedWait) -> Vec<Annotation> {
 }
 
 /// The arguments of a hit, or the result of a function, as annotations of a slice or an instant.
+#[inline]
 pub(crate) fn hit_annotations(event: &Event) -> Vec<Annotation> {
     if event.arguments.is_empty() {
         return Vec::new();
     }
+    argument_annotations(event)
+}
+
+fn argument_annotations(event: &Event) -> Vec<Annotation> {
     const UNNAMED: [&str; 6] = ["arg0", "arg1", "arg2", "arg3", "arg4", "arg5"];
     let is_call = event.kind == probes_lib::EventKind::Hit;
     let mut names = argument_names(event);

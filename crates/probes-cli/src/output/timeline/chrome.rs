@@ -1,10 +1,9 @@
 //! Chrome's Trace Event Format: a JSON array of objects, one a line. Lanes and counters have thread ids of their own,
 //! above those of Linux.
 
-use std::collections::HashMap;
-
 use std::io::Write;
 
+use foldhash::{HashMap, HashMapExt};
 use serde::Serialize;
 use serde_json::{Map, Value};
 

@@ -1,7 +1,7 @@
 //! Fuchsia's trace format (fuchsia.dev, "Fuchsia trace format"): records of 64-bit words, little-endian. Threads and
 //! tracks are kernel objects, each with an id (koid); their names are in kernel object records.
 
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 
 use super::{
     Annotation, AnnotationValue, Encoder, NameId, TracedProcess, TrackEvent, TrackEventKind,
@@ -60,7 +60,7 @@ pub(super) struct Fxt {
     /// Of each track, by its number: its koid, 0 for a counter; and the name of a counter, empty for others.
     tracks: HashMap<TrackId, (u64, String)>,
     /// The names that have no index, by their number.
-    others: std::collections::HashMap<u32, String>,
+    others: HashMap<u32, String>,
 }
 
 /// A string in a record: the reference, and the words that follow if it is inline.
@@ -116,7 +116,7 @@ impl Fxt {
             pid: process.pid as u64,
             process: process.name.clone(),
             tracks: HashMap::new(),
-            others: std::collections::HashMap::new(),
+            others: HashMap::new(),
         }
     }
 
