@@ -22,7 +22,7 @@ pub(super) struct TrackWriter {
     /// No time is earlier than the one before.
     times: Vec<u64>,
     /// The track of the last event, and its place: most tracks have many events in a row.
-    last: (TrackId, usize),
+    last: Option<(TrackId, usize)>,
     next_track: u32,
     /// At this many tracks, those that get no more events are forgotten.
     max_tracks: usize,
@@ -39,7 +39,7 @@ impl TrackWriter {
             sink,
             places,
             times: vec![0],
-            last: (TrackId::PROCESS, 0),
+            last: None,
             next_track: TrackId::PROCESS.0 + 1,
             max_tracks: MAX_TRACKS,
             names: HashMap::new(),
@@ -70,10 +70,14 @@ impl TrackWriter {
 
     /// The place of the time of a track; `None` if it gets no more events.
     fn place(&mut self, track: TrackId) -> Option<usize> {
-        if self.last.0 != track {
-            self.last = (track, *self.places.get(&track)?);
+        match self.last {
+            Some((last, place)) if last == track => Some(place),
+            _ => {
+                let place = *self.places.get(&track)?;
+                self.last = Some((track, place));
+                Some(place)
+            }
         }
-        Some(self.last.1)
     }
 
     /// Ends the innermost slices of a track.
@@ -137,8 +141,7 @@ impl TrackWriter {
             is_used
         });
         self.times = times;
-        let of_process = self.places.get(&TrackId::PROCESS).copied();
-        self.last = (TrackId::PROCESS, of_process.unwrap_or_default());
+        self.last = None;
         self.sink.forget_tracks(used);
         self.max_tracks = MAX_TRACKS.max(2 * self.times.len());
     }
