@@ -207,7 +207,7 @@ fn addresses_select_the_function_there() {
         let error = run_on("list -functions caml_alloc 0x7", &file).failure();
         let start = format!(
             "no function in {} is known at 0x7\n",
-            file.file_name().unwrap().display()
+            file.file_name().unwrap().to_str().unwrap()
         );
         assert!(error.contains(&start), "{error}");
 

@@ -142,7 +142,7 @@ fn name_only_in_a_damaged_library_is_refused() {
         target.ask(&format!("load {}", damaged.display()), "loaded");
         let before = image(target.pid());
         let pid = target.pid();
-        let name = file.file_name().unwrap().display();
+        let name = file.file_name().unwrap().to_str().unwrap();
         for (action, what) in [
             ("-enable plug", format!("no probe \"plug\" in {name}")),
             (

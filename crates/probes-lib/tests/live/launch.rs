@@ -181,7 +181,7 @@ fn program_whose_probes_cannot_be_set_never_runs() {
                 format!(
                     "no probe \"foobaz\" in {}; did you mean \"foobar\"? \
                      the program was not started",
-                    file.file_name().unwrap().display()
+                    file.file_name().unwrap().to_str().unwrap()
                 )
             );
             let error = refused(Command::new(&file), named(Action::Disable, "foobar"));

@@ -189,7 +189,7 @@ fn deleted_or_replaced_file_is_read_as_mapped() {
                     error.to_string(),
                     format!(
                         "no probe \"plug\" in {}, and gone.so could not be read; nothing was changed",
-                        program.file_name().unwrap().display()
+                        program.file_name().unwrap().to_str().unwrap()
                     )
                 );
                 // The readable objects can be changed.
