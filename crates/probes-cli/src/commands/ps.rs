@@ -43,16 +43,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         );
     }
     let denied = survey.denied.len();
-    if denied > 0 {
-        let others = number_of(denied, "other process");
-        let what = format!("no permission to read {others}");
-        if survey.processes.is_empty() {
-            output
-                .messages
-                .note(&format!("none is listed, and there is {what}"));
-        } else {
-            output.messages.step(format_args!("{what}"));
-        }
+    let others = number_of(denied, "other process");
+    let unread = (denied > 0).then(|| format!("no permission to read {others}"));
+    if survey.processes.is_empty() {
+        let unread = unread.map_or(String::new(), |it| format!(", and there is {it}"));
+        output.messages.note(&format!(
+            "no process with probes was found{unread}; functions of any process can be observed: `ocaml-probes list -functions -pid N`"
+        ));
+    } else if let Some(unread) = unread {
+        output.messages.step(format_args!("{unread}"));
     }
     Ok(())
 }
