@@ -6,12 +6,12 @@ use super::SeccompFlag;
 
 /// The help of `-force` in commands that also start programs.
 pub(crate) const FORCE_HELP: &str =
-    "With -pid: take over from another observer: it fails, or waits if it is serve";
+    "With -pid: take over from another observer: it fails, or waits (serve)";
 
 // `-force`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeOver {
-    /// Take over from another observer: it fails, or waits if it is serve
+    /// Take over from another observer: it fails, or waits (serve)
     #[arg(long)]
     force: bool,
 }
