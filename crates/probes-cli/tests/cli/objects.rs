@@ -181,19 +181,23 @@ fn program_with_only_a_damaged_library_is_refused() {
     }
 }
 
-// promise: Launching programs: A signal ends the start of a program whose loader waits for ever, and the program (3 commands)
+// promise: Launching programs: A signal ends the start of a program whose loader waits for ever, and the program (4 commands)
 #[test]
 fn signals_end_a_loader_that_hangs() {
     let scratch = Scratch::new();
     let answer = scratch.file("answer.json");
-    let record = format!("record -fn main -o {} -prog", answer.display());
     let [file, _] = fixture_forms("objects/linked");
     let copy = scratch.copy(&file, "linked");
     // The loader waits for somebody who writes into its library.
     mkfifo(&scratch.file("plugin.so"), Mode::S_IRWXU).unwrap();
-    for line in ["trace -enable-all -prog", "trace -count -prog", &record] {
-        let mut command = command(line.split(' '));
-        command.arg(&copy);
+    for line in [
+        &["trace", "-enable-all"][..],
+        &["trace", "-count"],
+        &["trace", "-follow", "-enable-all"],
+        &["record", "-fn", "main", "-o", answer.to_str().unwrap()],
+    ] {
+        let mut command = command(line);
+        command.arg("-prog").arg(&copy);
         let mut tool = Talker::spawn(command.stderr(Stdio::null()));
         let program = eventually("the loader waits", || {
             let mut children = process::children(tool.pid()).into_iter();
@@ -203,8 +207,8 @@ fn signals_end_a_loader_that_hangs() {
         });
         kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
         // Perhaps by the signal, as soon as that is no longer blocked.
-        assert!(!tool.guard().wait().success(), "{line}");
-        assert_eq!(process::state(program), None, "{line}");
+        assert!(!tool.guard().wait().success(), "{line:?}");
+        assert_eq!(process::state(program), None, "{line:?}");
     }
 }
 

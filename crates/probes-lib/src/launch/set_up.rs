@@ -107,7 +107,8 @@ impl<'s> SetUp<'s> {
         loop {
             let places: Vec<LiveAddr> = next.into_iter().chain([entry]).collect();
             let (stopped_there, reached) =
-                self.at_exec.run_to(self.tracer, stopped, memory, &places)?;
+                self.at_exec
+                    .run_to(self.tracer, stopped, memory, &places, true)?;
             stopped = stopped_there;
             if reached == entry {
                 return Ok(stopped);

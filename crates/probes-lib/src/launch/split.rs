@@ -15,9 +15,13 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 
 use super::executable::{check_names, error_of_launch, refuse_privileged, refuse_shell, resolve};
 use super::set_up::{Ready, SetUp};
@@ -28,12 +32,15 @@ use crate::follow::{Follow, FollowEvent, TracerSide};
 use crate::process::Process;
 use crate::select::Actions;
 use crate::sys::fork;
-use crate::sys::signals::SignalsAtLaunch;
+use crate::sys::signals::{self, SignalsAtLaunch};
 use crate::sys::spawn::{self, ChildPipes, TracedBy, TracerPipes};
 use crate::trace::at_exec::{self, AtExec, Untraced};
 use crate::trace::tracer::{Tracer, with_tracer};
 use crate::update::options::Options;
 use crate::update::report::Report;
+
+/// How often it is checked whether a signal has come, in milliseconds.
+const SIGNALS_CHECKED: u8 = 50;
 
 /// The two processes that [`Launch::split`] makes of one.
 ///
@@ -199,9 +206,10 @@ impl Starter {
         let traced_by = TracedBy::Other { pid: follower };
         let mut child = spawn::spawn(launch.command, pipes, traced_by, signals.inherited())
             .map_err(|source| of_launch(LaunchError::Exec { source }))?;
-        let mut sent = [0];
-        // Nothing is sent if the program exited before it was traced, or the follower was killed.
-        let _ = status.read_exact(&mut sent);
+        let Some(sent) = wait_for_status(&mut status) else {
+            at_exec::kill_and_reap(&mut child);
+            return Err(of_launch(LaunchError::Interrupted));
+        };
         if sent == [RUNS] {
             if launch.attended {
                 signals.keep_blocked();
@@ -220,6 +228,23 @@ impl Starter {
         let signal = status.and_then(|status| status.signal());
         Err(of_launch(LaunchError::DiedAtStart { signal }))
     }
+}
+
+/// Returns what the follower sends: nothing (0) if the program exited before it was traced, or the follower was killed.
+/// `None` if a signal came that ends this process: the program's loader may wait for ever.
+fn wait_for_status(status: &mut File) -> Option<[u8; 1]> {
+    let is_silent = |status: &File| {
+        let mut fds = [PollFd::new(status.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut fds, SIGNALS_CHECKED), Ok(0) | Err(Errno::EINTR))
+    };
+    while is_silent(status) {
+        if signals::is_interrupted() {
+            return None;
+        }
+    }
+    let mut sent = [0];
+    let _ = status.read_exact(&mut sent);
+    Some(sent)
 }
 
 impl Follower {

@@ -110,7 +110,7 @@ impl<'s> Patched<'s> {
         };
         let run = self
             .at_exec
-            .run_to(self.tracer, stopped, self.memory, &[start]);
+            .run_to(self.tracer, stopped, self.memory, &[start], false);
         match run {
             Ok((stopped, _)) => {
                 let (process, image) = (self.at_exec.process(), self.image);

@@ -59,18 +59,19 @@ impl AtExec {
     ///
     /// # Errors
     ///
-    /// If it exits first, or executes another program, or cannot be stopped. It is still traced then, or has been
-    /// killed.
+    /// If it exits first, or executes another program, or cannot be stopped; if it `may_interrupt`, also if a signal comes
+    /// that ends this tool. It is still traced then, or has been killed.
     pub(crate) fn run_to<'s>(
         &'s self,
         tracer: &Tracer<'_>,
         stopped: Stopped<'s>,
         memory: &ProcessMemory,
         places: &[LiveAddr],
+        may_interrupt: bool,
     ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
         // The main thread is not detached: if we die, the kernel kills it, and the process.
         stopped.keep_only(self.process.pid());
-        self.run_main_thread_to(tracer, memory, places)
+        self.run_main_thread_to(tracer, memory, places, may_interrupt)
     }
 
     /// Lets the main thread, which is stopped, run to the first of `places` that it comes to, and stops all threads
@@ -80,9 +81,10 @@ impl AtExec {
         tracer: &Tracer<'_>,
         memory: &ProcessMemory,
         places: &[LiveAddr],
+        may_interrupt: bool,
     ) -> Result<(Stopped<'s>, LiveAddr), NotReached> {
         let pid = self.process.pid();
-        let reached = run_to::run_to(tracer, pid, memory, places)?;
+        let reached = run_to::run_to(tracer, pid, memory, places, may_interrupt)?;
         let failed = |error: Error| NotReached::Failed(io::Error::other(error.to_string()));
         let stopped = tracer.stop_or_kill(&self.process);
         Ok((stopped.map_err(failed)?, reached))
@@ -106,7 +108,7 @@ impl AtExec {
         ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
         // Not detached: the program must not run untraced.
         stopped.keep_stopped();
-        let (stopped, _) = self.run_main_thread_to(tracer, memory, &[back])?;
+        let (stopped, _) = self.run_main_thread_to(tracer, memory, &[back], false)?;
         Ok(stopped)
     }
 

@@ -32,13 +32,14 @@ pub(crate) enum NotReached {
 }
 
 /// Lets the first thread of the program `pid`, which is stopped, run to the first of `places` that it
-/// comes to; returns which. On return, it has been resumed, and is about to stop again
+/// comes to; returns which. `may_interrupt`: whether this fails if a signal that ends this tool comes before that. On return, it has been resumed, and is about to stop again
 /// before the instruction at that place.
 pub(crate) fn run_to(
     tracer: &Tracer<'_>,
     pid: i32,
     memory: &ProcessMemory,
     places: &[LiveAddr],
+    may_interrupt: bool,
 ) -> Result<LiveAddr, NotReached> {
     let mut code = StoppedMemory::new(memory, pid, ThreadCalls::Own);
     let mut instructions = Vec::with_capacity(places.len());
@@ -63,7 +64,9 @@ pub(crate) fn run_to(
             },
             TraceeState::EventStopped | TraceeState::Cloned(_) => ptrace::resume(pid, 0),
             // The loader may wait for ever, such as for a file.
-            TraceeState::GroupStopped | TraceeState::Running if tracer.is_interrupted() => {
+            TraceeState::GroupStopped | TraceeState::Running
+                if may_interrupt && tracer.is_interrupted() =>
+            {
                 return Err(NotReached::Interrupted);
             }
             TraceeState::GroupStopped => {
