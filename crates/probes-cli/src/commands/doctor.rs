@@ -58,7 +58,8 @@ pub(super) fn run(
         |check| hint::of_check(check, &operand),
         commands.collect(),
     );
-    output.print_result(&report.text(output.format)?)?;
+    let is_terminal = output.destination.is_terminal_on_stdout();
+    output.print_result(&report.text(output.format, is_terminal)?)?;
     Ok(if report.has_failed_commands() {
         ExitCode::FAILURE
     } else {

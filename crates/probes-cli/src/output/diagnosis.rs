@@ -121,10 +121,11 @@ impl DiagnosisReport {
         commands.any(CommandAnswer::fails)
     }
 
-    pub(crate) fn text(&self, format: Format) -> Result<String, Failure> {
+    /// `is_terminal`: whether a terminal shows it.
+    pub(crate) fn text(&self, format: Format, is_terminal: bool) -> Result<String, Failure> {
         match format {
             Format::Plain => Ok(self.plain()),
-            Format::Table => Ok(self.table()),
+            Format::Table => Ok(self.table(is_terminal)),
             Format::Json => json(self),
         }
     }
@@ -154,7 +155,7 @@ impl DiagnosisReport {
     }
 
     /// A row for each check, followed by one for its hint, if it has one; then a row for each command.
-    fn table(&self) -> String {
+    fn table(&self, is_terminal: bool) -> String {
         let rows = self.checks.iter().flat_map(|check| {
             let row = vec![
                 check.name.to_owned(),
@@ -170,12 +171,12 @@ impl DiagnosisReport {
             });
             [Some(row), hint].into_iter().flatten()
         });
-        let checks = wrapped_table(&["check", "result", "finding"], rows);
+        let checks = wrapped_table(is_terminal, &["check", "result", "finding"], rows);
         let rows = self.commands.iter().map(|command| {
             let result: &str = command.result.into();
             vec![command.name.to_owned(), result.to_owned(), command.why()]
         });
-        checks + "\n" + &wrapped_table(&["command", "result", "why"], rows)
+        checks + "\n" + &wrapped_table(is_terminal, &["command", "result", "why"], rows)
     }
 }
 

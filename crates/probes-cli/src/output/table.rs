@@ -1,6 +1,5 @@
 //! Tables, for people.
 
-use std::io::{IsTerminal, stdout};
 use std::mem::take;
 
 use ratatui::crossterm::terminal::window_size;
@@ -14,13 +13,16 @@ pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> S
     format!("{}\n", build(head, rows))
 }
 
-/// The same; if it is wider than the terminal on standard output, long cells have several lines.
-pub(super) fn wrapped_table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+/// The same; if a terminal shows it that is narrower, long cells have several lines.
+pub(super) fn wrapped_table(
+    is_terminal: bool,
+    head: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
     let mut table = build(head, rows);
-    let size = stdout().is_terminal().then(window_size);
     // A size of 0 means that it is unknown.
-    let columns = size.map_or(0, |size| size.map_or(0, |size| size.columns));
-    if columns > 0 {
+    let columns = window_size().map_or(0, |size| size.columns);
+    if is_terminal && columns > 0 {
         let widest_first = Priority::max(true);
         let wrap = Width::wrap(usize::from(columns)).keep_words(true);
         table.with(wrap.priority(widest_first));
