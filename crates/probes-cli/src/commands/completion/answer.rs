@@ -115,8 +115,11 @@ fn values(arg: &Arg, typed: &str, given: &[Given<'_>]) -> Option<Completions> {
         ("events", _) => of_list(&|typed| of_target(given, Names::Events, typed)),
         ("fn", _) => of_list(&|typed| of_target(given, Names::Functions, typed)),
         ("usdt", _) => of_list(&|typed| of_target(given, Names::Usdt, typed)),
-        (_, "NAMES" | "START,STOP" | "PAIR") => {
-            of_list(&|typed| of_target(given, Names::Probes, typed))
+        (_, "NAMES") => of_list(&|typed| of_target(given, Names::Probes, typed)),
+        // Both may be the same probe.
+        (_, "START,STOP" | "PAIR") => {
+            let (before, last) = split_list(typed);
+            with_prefix(before, of_target(given, Names::Probes, last))
         }
         ("until", _) => of_target(given, Names::Probes, typed),
         _ => {
