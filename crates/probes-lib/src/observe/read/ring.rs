@@ -71,7 +71,7 @@ impl Rings {
     ///
     /// # Errors
     ///
-    /// If a ring cannot be read. Unless `is_over`, the new records of the rings before it are returned instead, if there
+    /// If a ring cannot be read. Unless `is_over`, the new records that were read before that are returned instead, if there
     /// are any or some were dropped; then the next call fails.
     pub(crate) fn read(
         &mut self,
@@ -112,8 +112,8 @@ impl Rings {
                 .all(|(head, next)| head <= next)
     }
 
-    /// Reads the new records of the ring of a group up to its `head`, in parts. While the whole of a large ring is copied,
-    /// it might wrap around completely, each time.
+    /// Reads the new records of the ring of a group up to its `head`. In parts, because a program may fill a large ring
+    /// completely while the whole of it is copied: then all would be dropped, each time.
     fn read_ring(
         &mut self,
         memory: &impl ReadMemory,
@@ -130,7 +130,7 @@ impl Rings {
         while self.next[group] < head {
             let many = self.part((head - first) as usize);
             self.read_part(memory, (group, first, many), is_over, records)?;
-            if self.next[group] <= first && many > 0 {
+            if self.next[group] <= first {
                 break;
             }
             first = self.next[group];
@@ -212,7 +212,8 @@ impl Rings {
         Ok(heads.map(u64::from_le_bytes))
     }
 
-    /// Reserves memory for both copies of so many records, the first one of a part alone. Returns whether as much is left for what is decoded from them.
+    /// Reserves memory for so many records, and for the first copy of one part. Returns whether as much is left for what is
+    /// decoded from them.
     fn has_memory_for(&mut self, many: usize, records: &mut Records) -> bool {
         let len = records.record_len;
         let part = self.part(many);
@@ -520,6 +521,32 @@ mod tests {
         let records = read(&mut rings, &memory, false).unwrap();
         assert_eq!(records.dropped, 5);
         assert_eq!(times(&records), (5..room + 5).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn ring_that_fills_while_read_is_not_lost() {
+        /// While four records are read, one is written.
+        struct BusyMemory(Memory);
+
+        impl ReadMemory for BusyMemory {
+            fn read(&self, at: LiveAddr, bytes: &mut [u8]) -> io::Result<()> {
+                self.0.read(at, bytes)?;
+                for _ in 0..bytes.len() / LAYOUT.record_len as usize / 4 {
+                    hit(&mut self.0.bytes.borrow_mut(), 0, 0);
+                }
+                Ok(())
+            }
+        }
+
+        let memory = BusyMemory(memory());
+        let mut rings = Rings::at(BASE, LAYOUT);
+        let room = LAYOUT.records();
+        for _ in 0..room {
+            hit(&mut memory.0.bytes.borrow_mut(), 0, 0);
+        }
+        let records = read(&mut rings, &memory, false).unwrap();
+        // Of each part, what was written while it was read twice is lost, as long as that are records of the part.
+        assert_eq!((records.count() as u64, records.dropped), (room - 4, 4));
     }
 
     #[test]
