@@ -143,6 +143,8 @@ const fn bytes_len(number: u32, len: usize) -> usize {
     varint_len(key(number, BYTES)) + varint_len(len as u64) + len
 }
 
+const _: () = assert!(SEQUENCE < 0x80 && NEEDS_INCREMENTAL_STATE < 0x80);
+
 /// The fields between the time and the event: each number and value is one byte.
 const OF_SEQUENCE: [u8; 4] = [
     key(packet::SEQUENCE_ID, VARINT) as u8,
@@ -253,4 +255,21 @@ fn put_number_of(key: u64, value: u64, to: &mut Vec<u8>) {
 fn put_bytes(number: u32, bytes: &[u8], to: &mut Vec<u8>) {
     put_number_of(key(number, BYTES), bytes.len() as u64, to);
     to.extend_from_slice(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_heads_are_those_of_any_event() {
+        for time in [0, 1, 0x7f, 0x80, (1 << 14) - 1] {
+            for event_len in [0, 1, 99] {
+                let (mut short, mut any) = (Vec::new(), Vec::new());
+                write_short_head(time, event_len, &mut short);
+                write_head(PacketTime::Later(time), event_len, &mut any);
+                assert_eq!(short, any, "{time} {event_len}");
+            }
+        }
+    }
 }
