@@ -6,12 +6,12 @@ use super::SeccompFlag;
 
 /// The help of `-force` in commands that also start programs.
 pub(crate) const FORCE_HELP: &str =
-    "With -pid: take over from another observer: it fails, or waits (serve)";
+    "With -pid: take over from another observer, which fails (serve waits)";
 
 // `-force`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeOver {
-    /// Take over from another observer: it fails, or waits (serve)
+    /// Take over from another observer, which fails (serve waits)
     #[arg(long)]
     force: bool,
 }

@@ -10,6 +10,7 @@ use probes_lib::Target;
 use test_support::{Talker, fixture_forms};
 
 use crate::case::Case;
+use crate::counting::anonymous_code_mappings;
 use crate::subject::Subject;
 
 // promise: Serving: After a panic, `serve` leaves the process as it was, and exits (40)
@@ -50,6 +51,8 @@ fn panic_at_any_write_restores_the_process() {
                 let states = Target::open(subject.pid()).unwrap().states().unwrap();
                 let left = (states.observed_sites(), states.observed_functions());
                 assert_eq!(left, (0, 0), "{place} {panicked}, {outcome}");
+                let mappings = anonymous_code_mappings(subject.pid());
+                assert_eq!(mappings, 0, "{place} {panicked}, {outcome}");
                 subject.assert_released();
                 case.count(outcome);
                 panicked += 1;

@@ -250,6 +250,7 @@ impl<'i> Injector<'i> {
                 return Ok((stopped, false));
             }
             stopped.release();
+            std::thread::sleep(PAUSE);
             stopped = self.tracer.stop(self.process, self.limit)?;
         }
     }
