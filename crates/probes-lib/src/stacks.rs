@@ -63,10 +63,12 @@ const ATTEMPTS: usize = 5;
 /// How often, at most, the files of a process are read again because a stack has code of none of them.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often, at most, it is checked whether files were loaded. Until then, a file where another one was has its names.
+/// How often, at most, it is checked whether files were loaded. If a library is loaded where another one was unloaded, its
+/// frames have the names of the earlier one until the next check.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Returns how long to wait until that is checked again, if a check took so long: it takes no more than 2 % of a processor.
+/// Returns how long to wait until files are checked again, if a check took `check`: the checks take no more than 2 % of a
+/// processor.
 pub(crate) fn files_pause(check: Duration) -> Duration {
     CHECK_INTERVAL.max(check.saturating_mul(50))
 }

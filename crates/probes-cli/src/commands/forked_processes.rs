@@ -103,11 +103,10 @@ impl ForkedProcesses {
             those.into_iter().map(|it| it.target.pid()).collect()
         };
         let (free, taken) = (pids(exited), pids(running));
-        let separate = self.observed_separately.difference(&free).copied();
-        // Of those that could not be observed, only those that are still there.
-        let separate = separate.filter(|pid| taken.contains(pid) || exists(*pid));
-        let separate: Vec<i32> = separate.collect();
-        separate.into_iter().chain(taken).collect()
+        // Of those that could not be observed, only those that still exist: another process may have the pid later.
+        let separate = self.observed_separately.iter().copied();
+        let separate = separate.filter(|pid| !free.contains(pid) && exists(*pid));
+        separate.chain(taken.iter().copied()).collect()
     }
 
     /// Returns the processes whose hits are recorded with those of an observed process that has exited: they are not

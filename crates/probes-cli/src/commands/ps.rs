@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if survey.processes.is_empty() {
         let unread = unread.map_or(String::new(), |it| format!(", and there is {it}"));
         output.messages.note(&format!(
-            "no process with probes was found{unread}; functions of any process can be observed: `ocaml-probes list -functions -pid N`"
+            "no process with probes was found{unread}. Functions of other programs can be observed, too: `ocaml-probes list -functions -pid N` lists them"
         ));
     } else if let Some(unread) = unread {
         output.messages.step(format_args!("{unread}"));

@@ -131,7 +131,7 @@ impl Target {
         let mut budget = TimeBudget::new(options.time_limit);
         loop {
             let install = || self.install(observation, &functions, planned.take(), options);
-            // A panic is a defect of this tool: the process is not to stay as it is then.
+            // A panic is a defect of this tool: the process must not stay patched because of it.
             let installed = catch_unwind(AssertUnwindSafe(install)).unwrap_or_else(|panic| {
                 let _ = remove_stale(&functions);
                 resume_unwind(panic)
