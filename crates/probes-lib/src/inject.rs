@@ -5,5 +5,6 @@ pub(crate) mod code_cave;
 pub(crate) mod injected_call;
 pub(crate) mod injector;
 pub(crate) mod loader_hook;
+mod nesting_handlers;
 pub(crate) mod permissions;
 pub(crate) mod redirect;

@@ -7,6 +7,7 @@ use crate::address::LiveAddr;
 use crate::error::{Error, LaunchError, MemoryPart, ObserveError, Operation, ProcessError, Result};
 use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::{self, CallRegisters, InjectedCall, PlacedCall};
+use crate::inject::nesting_handlers::NestingHandlers;
 use crate::inject::permissions::Permissions;
 use crate::inject::redirect::{self, Left};
 use crate::memory::{ReadMemory, WriteMemory};
@@ -22,9 +23,6 @@ use crate::trace::tracer::Tracer;
 /// How long threads run, the first time, until it is checked whether they have left some code. It grows: if a thread
 /// were stopped again at once each time, it might never get a processor, and stay where it is.
 const PAUSE: Duration = Duration::from_micros(100);
-
-/// For how long threads are let run to handle signals, at most, before one is looked for that has none.
-const LONGEST_HANDLING: Duration = Duration::from_millis(10);
 
 /// Injects system calls into a process.
 #[derive(Clone, Copy)]
@@ -75,7 +73,7 @@ impl<'i> Injector<'i> {
     pub(crate) fn run(&self, stopped: Stopped<'i>, calls: &[InjectedCall]) -> Result<Stopped<'i>> {
         let mut stopped = stopped;
         let mut calls = calls.to_vec();
-        let mut budget = TimeBudget::new(self.limit);
+        let (mut budget, mut handlers) = (TimeBudget::new(self.limit), NestingHandlers::default());
         let before = if calls.iter().any(InjectedCall::unmaps) {
             stopped.maps()?.to_vec()
         } else {
@@ -83,7 +81,8 @@ impl<'i> Injector<'i> {
         };
         loop {
             let left;
-            (stopped, left) = self.try_to_run(stopped, &calls, false, &mut budget)?;
+            (stopped, left) =
+                self.try_to_run(stopped, &calls, false, &mut budget, &mut handlers)?;
             let maps = stopped.maps()?;
             let Some(failed) = Injector::check(maps, &calls, &before) else {
                 return Ok(stopped);
@@ -103,7 +102,12 @@ impl<'i> Injector<'i> {
                     let pid = self.process.pid();
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
-                InjectionFailure::Refused(_) => {}
+                InjectionFailure::Refused(_) => {
+                    let pause = handlers.pause(&stopped);
+                    if !pause.is_zero() {
+                        stopped = self.stop_again(stopped, pause)?;
+                    }
+                }
             }
         }
     }
@@ -137,10 +141,11 @@ impl<'i> Injector<'i> {
         const TRIES: usize = 5;
         let others = calls.iter().filter(|other| **other != call);
         let calls: Vec<_> = others.copied().chain([call]).collect();
+        let mut handlers = NestingHandlers::default();
         for _ in 0..TRIES {
             let left;
             let mut budget = TimeBudget::new(self.limit);
-            (stopped, left) = self.try_to_run(stopped, &calls, true, &mut budget)?;
+            (stopped, left) = self.try_to_run(stopped, &calls, true, &mut budget, &mut handlers)?;
             if let Left::Lingering(result) = left {
                 return Ok(Some(result));
             }
@@ -170,13 +175,14 @@ impl<'i> Injector<'i> {
         calls: &[InjectedCall],
         lingers: bool,
         budget: &mut TimeBudget,
+        handlers: &mut NestingHandlers,
     ) -> Result<(Stopped<'i>, Left)> {
         let pid = self.process.pid();
         let range = self.code_cave.range();
         let mut stopped = stopped;
         let permissions = Permissions::of(self.process, self.despite_seccomp);
         let placed: Vec<PlacedCall> = injected_call::placed(calls, self.code_cave.at).collect();
-        let (mut pause, mut handling) = (PAUSE, PAUSE);
+        let mut pause = PAUSE;
         let thread = loop {
             if let RedirectMode::BeforeStart(_) = self.mode {
                 break stopped
@@ -191,13 +197,10 @@ impl<'i> Injector<'i> {
                     stopped.refuse_lost()?;
                     return Err(Error::of_process(pid, ObserveError::NoThreadToRedirect));
                 }
-                // Perhaps each thread had a pending signal: stopped again, one may have none. Stopped before its handler
-                // has run, a thread would get the next signal in the first handler, and so on: its stack might overflow.
+                // Perhaps each thread had a pending signal: stopped again, one may have none.
                 None if !is_inside => {
-                    stopped.release();
-                    std::thread::sleep(handling);
-                    handling = (handling * 2).min(LONGEST_HANDLING);
-                    stopped = self.tracer.stop(self.process, self.limit)?;
+                    let pause = handlers.pause(&stopped);
+                    stopped = self.stop_again(stopped, pause)?;
                 }
                 // Wait while a thread still runs the calls of a tool that was killed.
                 _ => {
@@ -214,6 +217,15 @@ impl<'i> Injector<'i> {
             }
         };
         self.redirect(stopped, thread, calls, lingers)
+    }
+
+    /// Lets all threads run for `pause`, at least, and stops them again.
+    fn stop_again(&self, stopped: Stopped<'i>, pause: Duration) -> Result<Stopped<'i>> {
+        stopped.release();
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+        self.tracer.stop(self.process, self.limit)
     }
 
     /// Makes this thread run a system call, if it can do so now and its seccomp filters allow the call;
@@ -249,9 +261,7 @@ impl<'i> Injector<'i> {
             if tries == TRIES {
                 return Ok((stopped, false));
             }
-            stopped.release();
-            std::thread::sleep(PAUSE);
-            stopped = self.tracer.stop(self.process, self.limit)?;
+            stopped = self.stop_again(stopped, Duration::ZERO)?;
         }
     }
 
