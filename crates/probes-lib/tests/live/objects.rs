@@ -211,7 +211,7 @@ fn memfd_object_is_updated_if_it_opens() {
         session.apply(&named(Action::Enable, "plug")).unwrap();
         assert_eq!(run_plugins(&mut session), ["0:ping=0,plug=2"]);
         let object = session.target.objects().pop().unwrap();
-        assert_eq!(object.path(), "/memfd:copy");
+        assert_eq!(object.path(), Path::new("/memfd:copy"));
         session.end();
     }
     for mut session in hosts() {

@@ -81,7 +81,7 @@ fn counters_listed(path: &Path) -> Vec<u64> {
         .filter(|digit| *digit != ' ')
         .collect();
     let addresses = digits.as_bytes().chunks_exact(16);
-    let address = |digits: &[u8]| hex(str::from_utf8(digits).unwrap()).swap_bytes();
+    let address = |digits: &[u8]| hex(std::str::from_utf8(digits).unwrap()).swap_bytes();
     addresses.map(address).collect()
 }
 
