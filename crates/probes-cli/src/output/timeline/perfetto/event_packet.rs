@@ -231,13 +231,8 @@ pub(super) fn write_annotation(annotation: &Annotation, to: &mut Vec<u8>) {
     put_bytes(NAME, name, to);
 }
 
-#[inline]
-fn put_varint(mut value: u64, to: &mut Vec<u8>) {
-    while value >= 0x80 {
-        to.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    to.push(value as u8);
+fn put_varint(value: u64, to: &mut Vec<u8>) {
+    prost::encoding::encode_varint(value, to);
 }
 
 /// Writes a field with a number as its value.
