@@ -32,8 +32,8 @@ pub(crate) enum NotReached {
 }
 
 /// Lets the first thread of the program `pid`, which is stopped, run to the first of `places` that it
-/// comes to; returns which. `may_interrupt`: whether this fails if a signal that ends this tool comes before that. On return, it has been resumed, and is about to stop again
-/// before the instruction at that place.
+/// comes to; returns which. On return, it has been resumed, and is about to stop again before the instruction at that
+/// place. `may_interrupt`: whether this fails if a signal that ends this tool comes first.
 pub(crate) fn run_to(
     tracer: &Tracer<'_>,
     pid: i32,

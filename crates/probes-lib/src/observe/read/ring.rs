@@ -143,7 +143,8 @@ impl Rings {
         many.min((PART / self.layout.record_len.max(1) as usize).max(1))
     }
 
-    /// Reads `many` records from `first` on, as far as they are complete. Those before them count as dropped.
+    /// Reads `many` records from `first` on, up to one that is not complete. Unread records before `first` are counted as
+    /// dropped.
     fn read_part(
         &mut self,
         memory: &impl ReadMemory,
