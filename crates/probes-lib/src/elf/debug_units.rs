@@ -1,11 +1,13 @@
-//! The compilation units of debugging information (DWARF), one after the other.
+//! The compilation units of debugging information (DWARF): one after the other, and by what they contain.
 
+use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use gimli::{
-    Abbreviations, DebugAbbrevOffset, DebugInfoUnitHeadersIter, Dwarf, Reader, Section, SectionId,
-    Unit,
+    Abbreviations, DebugAbbrevOffset, DebugInfoOffset, DebugInfoUnitHeadersIter, Dwarf, Reader,
+    Section, SectionId, Unit, UnitHeader,
 };
 
 use crate::elf::DwarfBytes;
@@ -72,18 +74,22 @@ impl<'s, 'd> DebugUnits<'s, 'd> {
     /// Returns the next unit that can be read.
     pub(super) fn next(&mut self) -> Option<Unit<DwarfBytes<'d>>> {
         while let Ok(Some(header)) = self.headers.next() {
-            let abbreviations = self.table_at(header.debug_abbrev_offset());
+            let unit = self.read(header);
             if self.is_cut() {
                 return None;
             }
-            let unit = abbreviations
-                .and_then(|it| Unit::new_with_abbreviations(self.dwarf, header, it).ok());
             if unit.is_some() {
                 return unit;
             }
             self.has_unreadable = true;
         }
         None
+    }
+
+    /// Returns the unit with this header; `None` if it cannot be read.
+    fn read(&mut self, header: UnitHeader<DwarfBytes<'d>>) -> Option<Unit<DwarfBytes<'d>>> {
+        let abbreviations = self.table_at(header.debug_abbrev_offset())?;
+        Unit::new_with_abbreviations(self.dwarf, header, abbreviations).ok()
     }
 
     fn table_at(&mut self, at: DebugAbbrevOffset) -> Option<Arc<Abbreviations>> {
@@ -104,6 +110,50 @@ impl<'s, 'd> DebugUnits<'s, 'd> {
         }
         self.tables.insert(at, table.clone());
         Some(table)
+    }
+}
+
+/// The units of a file by what they contain: entries refer to those of other units where the linker has optimized (LTO).
+pub(super) struct UnitsByOffset<'s, 'd> {
+    dwarf: &'s Dwarf<DwarfBytes<'d>>,
+    /// Their headers, in the order in which they are in the file.
+    headers: OnceCell<Vec<UnitHeader<DwarfBytes<'d>>>>,
+    /// Those that were read so far, each by its place in `headers`; `None` if it cannot be read. So each is read once.
+    read: RefCell<HashMap<usize, Option<Rc<Unit<DwarfBytes<'d>>>>>>,
+    reader: RefCell<DebugUnits<'s, 'd>>,
+}
+
+impl<'s, 'd> UnitsByOffset<'s, 'd> {
+    pub(super) fn of(dwarf: &'s Dwarf<DwarfBytes<'d>>) -> UnitsByOffset<'s, 'd> {
+        UnitsByOffset {
+            dwarf,
+            headers: OnceCell::new(),
+            read: RefCell::default(),
+            reader: RefCell::new(DebugUnits::of(dwarf)),
+        }
+    }
+
+    /// Returns the unit that contains this offset of `.debug_info`, without its source lines; `None` if there is none, or it
+    /// cannot be read.
+    pub(super) fn containing(&self, at: DebugInfoOffset) -> Option<Rc<Unit<DwarfBytes<'d>>>> {
+        let headers = self.headers.get_or_init(|| {
+            let mut headers = self.dwarf.units();
+            std::iter::from_fn(|| headers.next().ok()?).collect()
+        });
+        let starts_after = |header: &UnitHeader<_>| {
+            let start = header.offset().as_debug_info_offset();
+            start.is_none_or(|start| start > at)
+        };
+        let index = headers.partition_point(|header| !starts_after(header));
+        let index = index.checked_sub(1)?;
+        let mut read = self.read.borrow_mut();
+        let unit = read.entry(index).or_insert_with(|| {
+            let mut unit = self.reader.borrow_mut().read(headers[index])?;
+            // Those of a hostile file may all have one table of names that is as long as the file.
+            unit.line_program = None;
+            Some(Rc::new(unit))
+        });
+        unit.clone()
     }
 }
 

@@ -5,12 +5,12 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 
 use gimli::{
-    AttributeValue, DebuggingInformationEntry, DwAt, Dwarf, DwarfSections, EndianSlice,
-    LittleEndian, RawRngListEntry, SectionId, Unit, UnitOffset, constants,
+    AttributeValue, DebugInfoOffset, DebuggingInformationEntry, DwAt, Dwarf, DwarfSections,
+    EndianSlice, LittleEndian, RawRngListEntry, SectionId, Unit, constants,
 };
 
 use crate::address::FileAddr;
-use crate::elf::debug_units::DebugUnits;
+use crate::elf::debug_units::{DebugUnits, UnitsByOffset};
 use crate::elf::{DwarfBytes, ElfFile, MAX_SECTION};
 
 /// How many entries are followed from one to the next at most, such as from a typedef to const to int.
@@ -118,10 +118,12 @@ fn read(
     let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
     let mut found = HashMap::new();
     let mut units = DebugUnits::of(&dwarf);
+    let all = UnitsByOffset::of(&dwarf);
     while let Some(unit) = units.next() {
         let unit = DwarfUnit {
             dwarf: &dwarf,
             unit: &unit,
+            all: &all,
         };
         if unit.may_have(functions) {
             unit.read(functions, &mut found);
@@ -134,9 +136,11 @@ fn read(
 }
 
 /// A compilation unit.
-struct DwarfUnit<'u, 'd> {
-    dwarf: &'u Dwarf<DwarfBytes<'d>>,
+struct DwarfUnit<'u, 's, 'd> {
+    dwarf: &'s Dwarf<DwarfBytes<'d>>,
     unit: &'u Unit<DwarfBytes<'d>>,
+    /// It and all others.
+    all: &'u UnitsByOffset<'s, 'd>,
 }
 
 /// A function whose parameters are read.
@@ -180,10 +184,10 @@ impl Subprogram {
     }
 }
 
-/// An entry is in another file or unit, or the information is damaged.
+/// An entry is in another file, or the information is damaged.
 struct Unreadable;
 
-impl<'d> DwarfUnit<'_, 'd> {
+impl<'d> DwarfUnit<'_, '_, 'd> {
     /// Returns whether it may have code of one of these functions.
     fn may_have(&self, functions: &BTreeSet<FileAddr>) -> bool {
         let Ok(mut ranges) = self.dwarf.unit_ranges(self.unit) else {
@@ -258,7 +262,7 @@ impl<'d> DwarfUnit<'_, 'd> {
     /// Returns the signature of a function before its arguments are added; `None` if it cannot be known.
     fn without_arguments(&self, entry: &DebugEntry<'_, 'd>) -> Option<Signature> {
         // The compiler may have removed arguments or the result, or may pass them in its own way.
-        let convention = self.attribute(entry, constants::DW_AT_calling_convention);
+        let convention = self.attribute(entry, constants::DW_AT_calling_convention, MAX_REFERENCES);
         let is_normal = match convention {
             Ok(None) => true,
             Ok(Some(AttributeValue::CallingConvention(it))) => it == constants::DW_CC_normal,
@@ -267,7 +271,7 @@ impl<'d> DwarfUnit<'_, 'd> {
         // The address for a result in memory is passed in a general register as well.
         let result = match self.type_of(entry) {
             Ok(None) => Passed::Elsewhere,
-            Ok(Some(at)) => self.passed(at),
+            Ok(Some(at)) => self.passed(at, MAX_REFERENCES),
             Err(Unreadable) => Passed::Unknown,
         };
         let result = match result {
@@ -312,95 +316,128 @@ impl<'d> DwarfUnit<'_, 'd> {
         None
     }
 
-    /// Returns the entry that an attribute of an entry refers to, in this unit; `None` if it does not have the attribute.
-    fn reference(
+    /// Reads the entry at this offset of the section, with the unit that it is in.
+    fn at<T>(
         &self,
-        entry: &DebugEntry<'_, '_>,
-        name: DwAt,
-    ) -> Result<Option<UnitOffset>, Unreadable> {
-        match entry.attr_value(name) {
-            Ok(None) => Ok(None),
-            Ok(Some(AttributeValue::UnitRef(offset))) => Ok(Some(offset)),
-            _ => Err(Unreadable),
+        at: DebugInfoOffset,
+        read: impl FnOnce(&DwarfUnit<'_, '_, 'd>, &DebugEntry<'_, 'd>) -> T,
+    ) -> Result<T, Unreadable> {
+        if let Some(here) = at.to_unit_offset(&self.unit.header) {
+            let entry = self.unit.entry(here).map_err(|_| Unreadable)?;
+            return Ok(read(self, &entry));
         }
+        let unit = self.all.containing(at).ok_or(Unreadable)?;
+        let there = at.to_unit_offset(&unit.header).ok_or(Unreadable)?;
+        let entry = unit.entry(there).map_err(|_| Unreadable)?;
+        let unit = DwarfUnit {
+            dwarf: self.dwarf,
+            unit: &unit,
+            all: self.all,
+        };
+        Ok(read(&unit, &entry))
     }
 
-    /// Returns an attribute of a parameter or a function; `None` if it does not have it. If the function is also inlined,
-    /// or declared elsewhere, it is in another entry.
-    fn attribute(
+    /// Returns an attribute of an entry; one that refers to an entry of this unit is made to refer to it from anywhere.
+    fn own_attribute(
         &self,
         entry: &DebugEntry<'_, 'd>,
         name: DwAt,
     ) -> Result<Option<AttributeValue<DwarfBytes<'d>>>, Unreadable> {
-        let mut at = None;
-        for _ in 0..MAX_REFERENCES {
-            let other = at.map(|at| self.unit.entry(at)).transpose();
-            let other = other.map_err(|_| Unreadable)?;
-            let entry = other.as_ref().unwrap_or(entry);
-            if let Some(value) = entry.attr_value(name).map_err(|_| Unreadable)? {
-                return Ok(Some(value));
+        match entry.attr_value(name).map_err(|_| Unreadable)? {
+            Some(AttributeValue::UnitRef(offset)) => {
+                let unit = self.unit.header.offset().as_debug_info_offset();
+                let at = unit.and_then(|unit| unit.0.checked_add(offset.0));
+                let at = DebugInfoOffset(at.ok_or(Unreadable)?);
+                Ok(Some(AttributeValue::DebugInfoRef(at)))
             }
-            let origin = self.reference(entry, constants::DW_AT_abstract_origin)?;
-            let declared = self.reference(entry, constants::DW_AT_specification)?;
-            at = match origin.or(declared) {
-                None => return Ok(None),
-                other => other,
-            };
+            value => Ok(value),
         }
-        Err(Unreadable)
+    }
+
+    /// Returns the entry to which an attribute of an entry refers; `None` if it does not have the attribute.
+    fn reference(
+        &self,
+        entry: &DebugEntry<'_, 'd>,
+        name: DwAt,
+    ) -> Result<Option<DebugInfoOffset>, Unreadable> {
+        referred(self.own_attribute(entry, name)?)
+    }
+
+    /// Returns an attribute of a parameter or a function; `None` if it does not have it. If the function is also inlined,
+    /// or declared elsewhere, it is in another entry; up to `limit` are followed.
+    fn attribute(
+        &self,
+        entry: &DebugEntry<'_, 'd>,
+        name: DwAt,
+        limit: usize,
+    ) -> Result<Option<AttributeValue<DwarfBytes<'d>>>, Unreadable> {
+        let own = self.own_attribute(entry, name)?;
+        if own.is_some() {
+            return Ok(own);
+        }
+        let origin = self.reference(entry, constants::DW_AT_abstract_origin)?;
+        let declared = self.reference(entry, constants::DW_AT_specification)?;
+        let Some(at) = origin.or(declared) else {
+            return Ok(None);
+        };
+        let limit = limit.checked_sub(1).ok_or(Unreadable)?;
+        self.at(at, |unit, entry| unit.attribute(entry, name, limit))?
     }
 
     /// Returns the type of a parameter, or that of the result of a function; `None` if it has none.
-    fn type_of(&self, entry: &DebugEntry<'_, 'd>) -> Result<Option<UnitOffset>, Unreadable> {
-        match self.attribute(entry, constants::DW_AT_type)? {
-            None => Ok(None),
-            Some(AttributeValue::UnitRef(offset)) => Ok(Some(offset)),
-            Some(_) => Err(Unreadable),
-        }
+    fn type_of(&self, entry: &DebugEntry<'_, 'd>) -> Result<Option<DebugInfoOffset>, Unreadable> {
+        referred(self.attribute(entry, constants::DW_AT_type, MAX_REFERENCES)?)
     }
 
     fn passed_as_parameter(&self, entry: &DebugEntry<'_, 'd>) -> Passed {
         match self.type_of(entry) {
-            Ok(Some(at)) => self.passed(at),
+            Ok(Some(at)) => self.passed(at, MAX_REFERENCES),
             _ => Passed::Unknown,
         }
     }
 
-    /// Returns where values of a type are passed.
-    fn passed(&self, mut at: UnitOffset) -> Passed {
-        for _ in 0..MAX_REFERENCES {
-            let Ok(entry) = self.unit.entry(at) else {
-                return Passed::Unknown;
-            };
-            match entry.tag() {
-                constants::DW_TAG_pointer_type
-                | constants::DW_TAG_reference_type
-                | constants::DW_TAG_rvalue_reference_type => {
-                    return Passed::General(RegisterValue::WORD);
-                }
-                constants::DW_TAG_base_type => return passed_as_base(&entry),
-                constants::DW_TAG_enumeration_type => {
-                    match self.reference(&entry, constants::DW_AT_type) {
-                        Ok(Some(next)) => at = next,
-                        // Its values may be negative.
-                        Ok(None) => return Passed::General(RegisterValue::WORD),
-                        Err(Unreadable) => return Passed::Unknown,
-                    }
-                }
-                constants::DW_TAG_typedef
-                | constants::DW_TAG_const_type
-                | constants::DW_TAG_volatile_type
-                | constants::DW_TAG_restrict_type
-                | constants::DW_TAG_atomic_type => {
-                    match self.reference(&entry, constants::DW_AT_type) {
-                        Ok(Some(next)) => at = next,
-                        _ => return Passed::Unknown,
-                    }
-                }
-                _ => return Passed::Unknown,
+    /// Returns where values of a type are passed; up to `limit` other types are followed.
+    fn passed(&self, at: DebugInfoOffset, limit: usize) -> Passed {
+        let passed = self.at(at, |unit, entry| unit.passed_as(entry, limit));
+        passed.unwrap_or(Passed::Unknown)
+    }
+
+    fn passed_as(&self, of: &DebugEntry<'_, 'd>, limit: usize) -> Passed {
+        let next = || self.reference(of, constants::DW_AT_type);
+        let next = match of.tag() {
+            constants::DW_TAG_pointer_type
+            | constants::DW_TAG_reference_type
+            | constants::DW_TAG_rvalue_reference_type => {
+                return Passed::General(RegisterValue::WORD);
             }
+            constants::DW_TAG_base_type => return passed_as_base(of),
+            constants::DW_TAG_enumeration_type => match next() {
+                // Its values may be negative.
+                Ok(None) => return Passed::General(RegisterValue::WORD),
+                next => next,
+            },
+            constants::DW_TAG_typedef
+            | constants::DW_TAG_const_type
+            | constants::DW_TAG_volatile_type
+            | constants::DW_TAG_restrict_type
+            | constants::DW_TAG_atomic_type => next(),
+            _ => return Passed::Unknown,
+        };
+        match (next, limit.checked_sub(1)) {
+            (Ok(Some(at)), Some(limit)) => self.passed(at, limit),
+            _ => Passed::Unknown,
         }
-        Passed::Unknown
+    }
+}
+
+/// Returns the entry to which an attribute refers; `None` if there is no attribute.
+fn referred(
+    attribute: Option<AttributeValue<DwarfBytes<'_>>>,
+) -> Result<Option<DebugInfoOffset>, Unreadable> {
+    match attribute {
+        None => Ok(None),
+        Some(AttributeValue::DebugInfoRef(at)) => Ok(Some(at)),
+        Some(_) => Err(Unreadable),
     }
 }
 
@@ -514,6 +551,13 @@ mod tests {
             };
             entries.int = entries.integer(constants::DW_ATE_signed);
             entries
+        }
+
+        /// Adds another unit, to which the next entries belong.
+        fn add_unit(&mut self) {
+            let encoding = self.unit().encoding();
+            let program = write::LineProgram::none();
+            self.unit = self.dwarf.units.add(write::Unit::new(encoding, program));
         }
 
         fn unit(&mut self) -> &mut write::Unit {
@@ -638,19 +682,46 @@ mod tests {
     }
 
     #[test]
-    fn types_of_other_units_are_not_known() {
+    fn entries_of_other_units_are_followed() {
+        // As GCC writes it with -flto: what was declared is in the unit of the source file, the code in another one.
+        let mut entries = Entries::new();
+        let (declaring, unsigned) = (entries.unit, entries.integer(constants::DW_ATE_unsigned));
+        let declared = entries.add(None, constants::DW_TAG_subprogram);
+        let name = entries.add(None, constants::DW_TAG_typedef);
+        let of = write::AttributeValue::UnitRef(unsigned);
+        entries.set(name, constants::DW_AT_type, of);
+        entries.parameter(declared, name);
+        let parameter = entries.unit().get(declared).children().next().copied();
+        let elsewhere = |entry| {
+            let entry = write::Reference::Entry(declaring, entry);
+            write::AttributeValue::DebugInfoRef(entry)
+        };
+        entries.add_unit();
+        let function = entries.function(None, 0x1000);
+        let origin = constants::DW_AT_abstract_origin;
+        entries.set(function, origin, elsewhere(declared));
+        let first = entries.add(Some(function), constants::DW_TAG_formal_parameter);
+        entries.set(first, origin, elsewhere(parameter.unwrap()));
+        // As LLVM does: only the type is in another unit.
+        let second = entries.add(Some(function), constants::DW_TAG_formal_parameter);
+        entries.set(second, constants::DW_AT_type, elsewhere(entries.int));
+        assert_eq!(entries.read(&[0x1000]), [Some(vec![4, -4])]);
+    }
+
+    #[test]
+    fn types_that_are_nowhere_are_not_known() {
         // The result may be in memory, whose address is passed first.
         for is_result in [true, false] {
             let mut entries = Entries::new();
             let function = entries.function(None, 0x1000);
             entries.parameter(function, entries.int);
-            let elsewhere = write::Reference::Entry(entries.unit, entries.int);
-            let elsewhere = write::AttributeValue::DebugInfoRef(elsewhere);
             let of = if is_result {
                 function
             } else {
                 entries.add(Some(function), constants::DW_TAG_formal_parameter)
             };
+            // In another file.
+            let elsewhere = write::AttributeValue::DebugInfoRefSup(gimli::DebugInfoOffset(11));
             entries.set(of, constants::DW_AT_type, elsewhere);
             assert_eq!(entries.read(&[0x1000]), [None]);
         }
