@@ -25,6 +25,7 @@ use crate::hint;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{GcReport, LongPause, WarningKind};
+use crate::progress::LongWork;
 use crate::search_path::look_up;
 use crate::signals::TerminationSignals;
 
@@ -149,6 +150,7 @@ fn read(
     let signals = TerminationSignals::block_and_pass_on(started.map(ProgramWithEvents::pid))?;
     let mut interruptible = InterruptibleOutput::new(output, signals)?;
     let end = args.until.duration.unwrap_or(Duration::MAX);
+    let progress = show_progress(args, &output.messages);
     let opened = open(end, interruptible.signals());
     let events = match opened {
         Ok(events) => events,
@@ -168,6 +170,7 @@ fn read(
     let mut failures = StepFailures::default();
     failures.add(output.begin());
     let ended = read_until_end(&mut reading, target, begun, end, &mut interruptible);
+    drop(progress);
     failures.add(ended.map(|end| end.note(started.is_some(), &output.messages)));
     let seconds = begun.elapsed();
     // A pause that was under way when the process exited never ends.
@@ -192,6 +195,18 @@ fn read(
     }
     warn_of_partial_pauses(&reading.pauses, until, seconds, &output.messages);
     failures.finish(&output.messages)
+}
+
+/// Shows on a terminal that the command goes on, unless it prints something meanwhile, or a program that it has started may
+/// do so.
+fn show_progress(args: &Args, messages: &Messages) -> Option<LongWork> {
+    let is_process = matches!(args.observed.given(), GivenTarget::Process(_));
+    let is_silent = is_process && args.interval.is_none() && args.over.is_none();
+    let what = match args.until.duration {
+        Some(all) => format!("watching the collector for {} s", all.as_secs_f64()),
+        None => "watching the collector until Ctrl-C".to_owned(),
+    };
+    is_silent.then(|| LongWork::begin(what, messages))?
 }
 
 /// Names the domains that were in pauses which are left out for a hundredth of the time or more.

@@ -28,7 +28,7 @@ pub(crate) struct OneProcess {
 #[group(required = true, multiple = true)]
 pub(crate) struct TargetSelection {
     /// The process; may be repeated
-    #[arg(id = "pid", short, long, value_name = "N", value_parser = pid)]
+    #[arg(id = "pid", short, long, value_name = "N", value_parser = pid_or_hint)]
     pids: Vec<i32>,
     /// All processes whose program's name RE matches at its start
     #[arg(long, value_name = "RE", value_parser = program_name)]
@@ -169,6 +169,18 @@ fn matches_from_start(name: &Regex, text: &str) -> bool {
 pub(crate) fn pid(typed: &str) -> Result<i32, String> {
     let pid = unsigned(typed).filter(|pid| *pid > 0);
     pid.ok_or_else(|| format!("\"{typed}\" is not a pid"))
+}
+
+/// Same as [`pid`], where `-name` is a flag, too.
+fn pid_or_hint(typed: &str) -> Result<i32, String> {
+    let is_name = |byte: u8| byte.is_ascii_alphabetic() || b"._-".contains(&byte);
+    pid(typed).map_err(|why| {
+        if typed.bytes().all(is_name) && !typed.is_empty() {
+            format!("{why}; -name {typed} selects the processes whose program has that name")
+        } else {
+            why
+        }
+    })
 }
 
 fn program_name(typed: &str) -> Result<Regex, String> {

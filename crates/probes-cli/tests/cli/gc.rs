@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::Value;
 use test_support::container::unshare;
+use test_support::tmux::Terminal;
 use test_support::{
     Scratch, Talker, as_ordinary_user, eventually, fixture, program, program_forms,
 };
@@ -16,6 +17,7 @@ use crate::count_functions::start_observing;
 use crate::support::{
     Directory, blocks_termination, command, object, run, run_command, run_with_input,
 };
+use crate::waits::TOOL;
 
 /// Whether the test programs have runtime events.
 fn is_built_by_ocaml_5() -> bool {
@@ -125,6 +127,17 @@ fn program_without_runtime_of_ocaml_is_refused() {
     );
     let gone = run("gc -pid 2147483647").failure();
     assert!(gone.contains("2147483647"), "{gone}");
+}
+
+#[test]
+fn it_shows_that_it_goes_on() {
+    let target = Talker::start(&program("service"));
+    let terminal = Terminal::open(100, 24);
+    terminal.type_line(&format!("{TOOL} gc -pid {} >/dev/null", target.pid()));
+    let shown = "watching the collector until Ctrl-C: ";
+    terminal.wait_until("it goes on", |screen| screen.contains(shown));
+    terminal.press(&["C-c"]);
+    terminal.wait_until("it is gone", |screen| !screen.contains(shown));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use probes_lib::{
     Launch, Observation, ObservationReport, Observer, Stacks, Target,
 };
 
-use super::Args;
+use super::{Args, show_progress};
 use crate::commands::observations::Observations;
 use crate::commands::readings::{Display, ReadingHandler, ShownReadings};
 use crate::commands::started_program::StartedProgram;
@@ -213,7 +213,9 @@ impl CollectorFunctions {
             interval: args.interval,
             table: None,
         };
+        let progress = show_progress(args, &output.messages);
         let mut outcome = active.run(display, &mut printer);
+        drop(progress);
         if let Some((_, latencies)) = outcome.last.pop() {
             let report = printer.report(&latencies, outcome.read_until);
             outcome.print(output, report.text(output.format));
