@@ -129,6 +129,7 @@ pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> 
             "run ocaml-probes inside that container, or as root outside of it".to_owned()
         }
         Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
+        Denial::UnreadableProgram => "use sudo, or permit it: sudo chmod +r FILE".to_owned(),
         Denial::BeingChanged { updater: 0, .. } => "try again".to_owned(),
         Denial::BeingChanged { updater, .. } => {
             format!("try again; `kill -CONT {updater}` if that process is stopped")
@@ -184,6 +185,7 @@ fn is_overcome_by_root(denial: &Denial) -> bool {
         Denial::Yama { scope: 0..=2 }
             | Denial::OtherUser { .. }
             | Denial::NotDumpable
+            | Denial::UnreadableProgram
             | Denial::MorePrivileged
     )
 }
@@ -317,7 +319,7 @@ mod tests {
             ),
             (
                 Denial::NotDumpable,
-                "process 4242 is not dumpable (setuid or file capabilities, or prctl)",
+                "process 4242 is not dumpable (setuid or file capabilities, a program file that its user may not read, or prctl)",
                 "use sudo",
             ),
             (

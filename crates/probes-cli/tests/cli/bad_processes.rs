@@ -1,8 +1,8 @@
 //! Processes that have exited, belong to others, are traced, or are of the kernel: each with its
 //! message.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
@@ -128,6 +128,29 @@ fn kernel_thread_is_refused() {
 }
 
 #[test]
+fn program_file_without_read_permission_is_named() {
+    let directory = Directory::new("unreadable");
+    let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    let program = directory.copy(&fixture("gen_ocaml_2.pie"), "program");
+    fs::set_permissions(&program, Permissions::from_mode(0o711)).unwrap();
+    if !geteuid().is_root() {
+        // Its owner may read it in spite of the mode of others.
+        fs::set_permissions(&program, Permissions::from_mode(0o111)).unwrap();
+    }
+    let mut target = Talker::spawn(&mut as_ordinary_user(&program));
+    target.expect("ready");
+    for command in ["info", "stack", "count -fn main"] {
+        let mut tool = as_ordinary_user(&tool);
+        tool.args(command.split(' '));
+        let error = run_command(tool.arg(format!("-pid={}", target.pid()))).failure();
+        // Where the kernel makes such a process not dumpable, it is one of the possible reasons.
+        assert!(error.contains("a program file that "), "{error}");
+        assert!(error.contains(" user may not read"), "{error}");
+        assert!(error.contains("\nhint: use sudo"), "{error}");
+    }
+}
+
+#[test]
 fn process_of_another_user_is_refused() {
     if geteuid().is_root() {
         let target = Talker::start(&fixture("gen_ocaml_2.pie"));
@@ -232,7 +255,7 @@ fn commands_on_undumpable_processes_suggest_sudo() {
         let pid = target.pid();
         target.ask("hide", "hidden");
         let why = format!(
-            "ocaml-probes: process {pid} is not dumpable (setuid or file capabilities, or prctl)"
+            "ocaml-probes: process {pid} is not dumpable (setuid or file capabilities, a program file that its user may not read, or prctl)"
         );
         for line in [
             "info",

@@ -152,9 +152,13 @@ pub enum Denial {
     /// The process is in a user namespace in which this process has no capabilities.
     #[error("is in another user namespace")]
     UserNamespace,
-    /// The process gained privileges, or asked not to be traced (prctl(2), `PR_SET_DUMPABLE`).
-    #[error("is not dumpable (setuid or file capabilities, or prctl)")]
+    /// The process gained privileges, executed a program file that its user may not read, or asked not to be traced
+    /// (prctl(2), `PR_SET_DUMPABLE`).
+    #[error("is not dumpable (setuid or file capabilities, a program file that its user may not read, or prctl)")]
     NotDumpable,
+    /// The user may not read the file of the program that the process executes.
+    #[error("executes a program file that this user may not read")]
+    UnreadableProgram,
     /// The process has capabilities that this process lacks.
     #[error("has capabilities that the calling process lacks")]
     MorePrivileged,

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 
 use nix::errno::Errno;
+use nix::fcntl::OFlag;
 use nix::unistd::{Uid, User, geteuid};
 
 use crate::error::{Denial, Error, Operation, ProcessError};
@@ -120,6 +121,7 @@ fn of_process(process: &Process, errno: Errno) -> Denial {
         .or_else(|| checks.filter())
         .or_else(|| checks.user_namespace())
         .or_else(of_user)
+        .or_else(|| checks.program_file())
         .or_else(|| checks.yama());
     denial.unwrap_or(match errno {
         // Opening a file in /proc fails with EACCES whatever the reason is. Outside the initial
@@ -195,6 +197,14 @@ impl AccessChecks<'_> {
     pub(crate) fn is_dumpable(&self) -> bool {
         let owner = self.process.owner();
         !owner.is_ok_and(|owner| owner != self.theirs.uid)
+    }
+
+    /// The kernel lets us see which file it executes, but not open it.
+    fn program_file(&self) -> Option<Denial> {
+        let is_seen = self.process.identity_of("exe").is_ok();
+        let opened = self.process.open_file("exe", OFlag::O_RDONLY);
+        let is_denied = opened.is_err_and(|it| it.kind() == io::ErrorKind::PermissionDenied);
+        (is_seen && is_denied).then_some(Denial::UnreadableProgram)
     }
 
     pub(crate) fn yama(&self) -> Option<Denial> {
