@@ -15,7 +15,7 @@ use crate::elf::usdt::{UsdtSite, UsdtSites, is_foreign, usdt_sites};
 use crate::error::{Error, FunctionError, Result};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
 use crate::process::code_files::{
-    CodeFile, CodeFiles, CodeKind, EachFile, MappedCode, library_count,
+    CodeCopy, CodeFile, CodeFiles, CodeKind, EachFile, MappedCode, library_count,
 };
 use crate::process::object::UnreadableObject;
 
@@ -35,6 +35,8 @@ use crate::process::object::UnreadableObject;
 pub struct Functions {
     program: PathBuf,
     objects: Vec<FunctionObject>,
+    /// Code of the objects that is mapped once more.
+    copies: Vec<CodeCopy>,
     unreadable: Vec<UnreadableObject>,
     /// The mappings that the objects were found in.
     mapped: MappedCode,
@@ -105,6 +107,7 @@ impl Functions {
                 kind: CodeKind::Executable,
                 usdt: OnceLock::new(),
             }],
+            copies: Vec::new(),
             unreadable: Vec::new(),
             mapped: MappedCode::default(),
         })
@@ -133,6 +136,7 @@ impl Functions {
         let EachFile {
             program,
             files,
+            copies,
             unreadable,
             mapped,
         } = CodeFiles::of_pid(pid)?.each(table_of);
@@ -148,6 +152,7 @@ impl Functions {
         Ok(Functions {
             program,
             objects,
+            copies,
             unreadable,
             mapped,
         })
@@ -171,6 +176,10 @@ impl Functions {
     /// That of the program; `None` if its functions could not be read.
     pub(crate) fn executable(&self) -> Option<&FunctionObject> {
         self.objects.iter().find(|object| object.is_executable())
+    }
+
+    pub(crate) fn copies(&self) -> &[CodeCopy] {
+        &self.copies
     }
 
     /// The mappings of code that the files were found in.

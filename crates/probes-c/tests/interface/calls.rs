@@ -197,8 +197,9 @@ fn program_that_is_not_dumpable_is_refused() {
         assert_eq!(talker.ask("open", ""), "done");
         assert_eq!(talker.ask("hide", ""), "done");
         let pid = talker.pid();
-        let reason =
-            format!("failed process {pid} is not dumpable (setuid or file capabilities, a program file that its user may not read, or prctl)");
+        let reason = format!(
+            "failed process {pid} is not dumpable (setuid or file capabilities, a program file that its user may not read, or prctl)"
+        );
         assert_eq!(talker.ask("open", ""), reason);
         assert_eq!(talker.ask("show", ""), "done");
         assert_eq!(talker.ask("open", ""), "done");

@@ -347,6 +347,33 @@ pub(crate) fn with_fixed_functions(scratch: &Scratch, number: usize) -> PathBuf 
     file
 }
 
+// promise: Functions: Code of a file that the program has mapped a second time is reported, and not counted (2 targets × 2 commands)
+#[test]
+fn code_that_is_mapped_again_is_reported() {
+    for file in fixture_forms("mapped_again") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let called = target.ask("again 1", "called");
+        let address = called.strip_prefix("called ").unwrap();
+        for command in ["count", "latency"] {
+            let flags = "-fn leaf -json";
+            let running = start_observing(command, flags, pid);
+            target.ask("again 5", "called");
+            let ended = running.end();
+            let warning = object(ended.stderr.lines().next().unwrap());
+            assert_eq!(warning["kind"], "uncounted");
+            let answer = object(ended.answer().lines().next().unwrap());
+            let refused = &answer["refused"];
+            assert_eq!(refused[1], Value::Null, "{refused}");
+            assert_eq!(refused[0]["name"], "leaf");
+            assert_eq!(refused[0]["reason"], "mapped_again");
+            assert_eq!(refused[0]["address"], address);
+            let hits = if command == "count" { "hits" } else { "count" };
+            assert_eq!(answer["functions"][0][hits], 5, "{answer}");
+        }
+    }
+}
+
 #[test]
 fn functions_that_cannot_be_counted_are_named() {
     let scratch = Scratch::new();

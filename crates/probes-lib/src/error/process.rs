@@ -154,7 +154,9 @@ pub enum Denial {
     UserNamespace,
     /// The process gained privileges, executed a program file that its user may not read, or asked not to be traced
     /// (prctl(2), `PR_SET_DUMPABLE`).
-    #[error("is not dumpable (setuid or file capabilities, a program file that its user may not read, or prctl)")]
+    #[error(
+        "is not dumpable (setuid or file capabilities, a program file that its user may not read, or prctl)"
+    )]
     NotDumpable,
     /// The user may not read the file of the program that the process executes.
     #[error("executes a program file that this user may not read")]

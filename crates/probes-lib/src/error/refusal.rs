@@ -22,6 +22,10 @@ pub enum Refusal {
     /// jumps, or several.
     #[error("is in no known function")]
     NoFunction,
+    /// It is in code that the process has mapped once more, where no loader does. The function itself is elsewhere, and may
+    /// be patched.
+    #[error("is in a second mapping of its file, which is left as it is")]
+    MappedAgain,
     /// The address is not that of an instruction of the function.
     #[error("is in the middle of an instruction")]
     NoInstruction {

@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::address::LoadBias;
+use crate::address::{LiveAddr, LoadBias};
 use crate::elf::table::NOTE_SECTION;
 use crate::elf::{ElfFile, Segment};
 use crate::error::{Error, Operation, ProcessError, Result};
@@ -47,8 +48,20 @@ pub(crate) struct CodeFiles {
     /// The executable first, then the others in the order of the first mappings of their code. A file that is loaded
     /// several times is there as often, in a row.
     pub(crate) files: Vec<CodeFile>,
+    pub(crate) copies: Vec<CodeCopy>,
     pub(crate) unreadable: Vec<UnreadableObject>,
     pub(crate) mapped: MappedCode,
+}
+
+/// Code of a file that the process has mapped once more, where no loader does: V8 (node, Chrome) does so with its own.
+#[derive(Debug)]
+pub(crate) struct CodeCopy {
+    /// The path of the file.
+    pub(crate) path: PathBuf,
+    /// That of the code, as if all of the file were there.
+    pub(crate) bias: LoadBias,
+    /// Where it is mapped.
+    pub(crate) range: Range<LiveAddr>,
 }
 
 /// Where files are mapped with code: device, inode, and the address that the file's first byte has or would have.
@@ -97,6 +110,7 @@ pub(crate) struct EachFile<T> {
     pub(crate) program: PathBuf,
     /// In the order of [`CodeFiles::files`]. A file that is loaded more than once shares what was read of it.
     pub(crate) files: Vec<(CodeFile, Arc<T>)>,
+    pub(crate) copies: Vec<CodeCopy>,
     pub(crate) unreadable: Vec<UnreadableObject>,
     pub(crate) mapped: MappedCode,
 }
@@ -137,6 +151,7 @@ impl CodeFiles {
         EachFile {
             program: self.program,
             files,
+            copies: self.copies,
             unreadable,
             mapped: self.mapped,
         }
@@ -179,9 +194,11 @@ impl CodeFiles {
                 bias,
                 kind: CodeKind::Executable,
             }],
+            copies: Vec::new(),
             unreadable: Vec::new(),
             mapped: MappedCode::default(),
         };
+        let mut read = vec![(executable, 0)];
         let mut seen = HashSet::from([executable]);
         let mut is_complete = true;
         for mapping in maps.iter().filter(|mapping| mapping.executable) {
@@ -199,10 +216,35 @@ impl CodeFiles {
                 let biases = |elf: &ElfFile| {
                     load_bias::of_object(&segments(elf), &maps, |it| file.is_of(it)).collect()
                 };
+                read.push((file, files.files.len()));
                 is_complete &= files.add(code_file(process, &maps, mapping), biases, mapping);
             }
         }
+        for mapping in maps.iter().filter(|it| it.executable && it.inode != 0) {
+            let of_file = read.iter().find(|(file, _)| file.is_of(mapping));
+            if let Some((_, first)) = of_file {
+                files.add_copy(*first, mapping);
+            }
+        }
         Ok((files, is_complete))
+    }
+
+    /// Adds a mapping of code of the file whose first place is `first`, if it is at none of its places.
+    fn add_copy(&mut self, first: usize, mapping: &Mapping) {
+        let Some(CodeFile { elf, .. }) = self.files.get(first) else {
+            return;
+        };
+        let Some(bias) = load_bias::of_code(&segments(elf), mapping) else {
+            return;
+        };
+        let mut places = self.files.iter().filter(|it| Arc::ptr_eq(&it.elf, elf));
+        if !places.any(|it| it.bias == bias) {
+            self.copies.push(CodeCopy {
+                path: elf.path().to_owned(),
+                bias,
+                range: mapping.start..mapping.end,
+            });
+        }
     }
 
     /// Adds the file of a mapping for each of its biases. Returns false if it has none: the loader may still be mapping it.

@@ -147,6 +147,18 @@ pub(crate) fn of_mapping(segments: &[Segment], mapping: &Mapping) -> Option<Load
     Some(LoadBias::between(start, mapping.start))
 }
 
+/// Returns the bias at which the mapping is a part of one of the segments with code; `None` if it is of none.
+pub(crate) fn of_code(segments: &[Segment], mapping: &Mapping) -> Option<LoadBias> {
+    let has_it = |segment: &&Segment| {
+        let end = segment.offset.saturating_add(segment.file_len);
+        segment.executable && (page_start(segment.offset)..end).contains(&mapping.offset)
+    };
+    let segment = segments.iter().find(has_it)?;
+    let moved = mapping.offset.wrapping_sub(segment.offset);
+    let start = FileAddr(segment.start.0.wrapping_add(moved));
+    Some(LoadBias::between(start, mapping.start))
+}
+
 fn page_start(address: u64) -> u64 {
     address & !(PAGE - 1)
 }
@@ -207,6 +219,19 @@ mod tests {
         of_executable(linking, ENTRY, &segments(), auxv, &maps, |mapping| {
             mapping.inode == 4711
         })
+    }
+
+    #[test]
+    fn part_of_code_is_anywhere() {
+        let maps = maps::parse(
+            b"\
+7f0000012000-7f0000013000 r-xp 00012000 fe:01 4711   /srv/server.exe\n\
+7f0000020000-7f0000021000 r-xp 0001a000 fe:01 4711   /srv/server.exe\n\
+7f0000030000-7f0000031000 r-xp 0005d000 fe:01 4711   /srv/server.exe\n",
+        );
+        let biases = maps.iter().map(|it| of_code(&segments(), it));
+        let expected = [Some(0x7f00_0000_0000), Some(0x7f00_0000_6000), None];
+        assert!(biases.eq(expected.map(|it| it.map(LoadBias))));
     }
 
     #[test]

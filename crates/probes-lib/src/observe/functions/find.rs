@@ -23,6 +23,7 @@ use crate::observe::layout::semaphores::{ChangedWord, WordChange};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::{Marks, PairEnd, Role};
 use crate::patch_plan::EntryPlanner;
+use crate::process::code_files::CodeCopy;
 use crate::process::object::UnreadableObject;
 use crate::select::function::FunctionSelector;
 
@@ -80,6 +81,7 @@ impl ObservedFunctions {
             observed.add(places[0].function.object, places, stacks, wanted)?;
         }
         observed.refuse_outside(&all, selectors.iter().flatten());
+        observed.refuse_copies(all.copies());
         let has_runtime = LazyCell::new(|| all.objects().iter().any(|it| has_runtime(it.elf())));
         for function in &mut observed.functions {
             function.is_ocaml = function.is_ocaml && *has_runtime;
@@ -123,6 +125,27 @@ impl ObservedFunctions {
                     self.refused.push(refused);
                 }
             }
+        }
+    }
+
+    /// Refuses what is observed where its code is mapped once more.
+    fn refuse_copies(&mut self, copies: &[CodeCopy]) {
+        for copy in copies {
+            let functions = self.functions.iter();
+            let of_file = functions.filter(|it| *it.wanted.object == copy.path);
+            let refused = of_file.filter_map(|function| {
+                let place = function.bias.file(function.wanted.address);
+                let address = copy.bias.live(place);
+                let wanted = WantedFunction {
+                    address,
+                    named_by: None,
+                    ..function.wanted.clone()
+                };
+                let is_there = copy.range.contains(&address);
+                is_there.then(|| wanted.refused(Refusal::MappedAgain))?
+            });
+            let refused: Vec<_> = refused.collect();
+            self.refused.extend(refused);
         }
     }
 
