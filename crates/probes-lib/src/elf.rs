@@ -321,6 +321,13 @@ impl ElfFile {
         }
     }
 
+    /// Returns whether it has code that the Go compiler has compiled; not known of a file without section headers.
+    pub(crate) fn has_go(&self) -> bool {
+        // Position-independent programs have .gopclntab under another name.
+        let mut sections = [".gopclntab", ".note.go.buildid"].into_iter();
+        sections.any(|name| self.section(name).is_some())
+    }
+
     /// Returns the dynamic loader of the program, if it names one.
     pub(crate) fn interpreter(&self) -> Option<PathBuf> {
         let segment = self.segments.iter().find(|one| one.p_type == PT_INTERP)?;

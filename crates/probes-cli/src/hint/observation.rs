@@ -46,9 +46,10 @@ pub(super) fn of_observe(
         ObserveError::TooManyHistograms { .. } => "give globs that match fewer functions",
         ObserveError::Expression(bad) => return of_expression(bad.problem(), operand),
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
-        ObserveError::TscDenied { .. }
-        | ObserveError::NoControlBlock { .. }
-        | ObserveError::NoInvariantTsc => "`count` needs no times",
+        ObserveError::TscDenied { .. } | ObserveError::NoInvariantTsc => "`count` needs no times",
+        ObserveError::NoControlBlock { .. } => {
+            "`count` works if it is not asked for stacks or threads (-by stack, -by tid)"
+        }
         ObserveError::SeccompUnreadable { why } => {
             let advice = match why {
                 UnreadableFilter::NotPermitted => "use sudo, outside of containers, to read it",
@@ -110,6 +111,12 @@ fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option
             Some(format!(
                 "{shows} shows where the arguments of probes are; select only probes that have this one"
             ))
+        }
+        ExpressionProblem::UnknownArguments { point }
+            if point.starts_with("function ") && point.ends_with(" of Go") =>
+        {
+            let hint = "Go passes arguments in other registers than C; `retval`, the word in rax, can be asked for";
+            Some(hint.to_owned())
         }
         ExpressionProblem::NoArgument { point, .. }
         | ExpressionProblem::UnknownArguments { point }

@@ -238,7 +238,8 @@ impl FunctionTable {
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, is not an ELF file for x86-64, or has neither symbols of functions nor `.eh_frame`.
+    /// If the file cannot be read, is not an ELF file for x86-64, or has neither symbols of functions nor `.eh_frame`. A
+    /// file with next to no code, as a library that has only data, has no functions.
     pub fn read(path: impl AsRef<Path>) -> Result<FunctionTable> {
         FunctionTable::of(&ElfFile::open(path.as_ref())?)
     }
@@ -286,7 +287,7 @@ impl FunctionTable {
         let mut table = FunctionTable::of_symbols(elf, &code)?;
         table.add_unnamed(elf, &code);
         table.mark_probe_sites(elf);
-        if table.functions.is_empty() {
+        if table.functions.is_empty() && !has_only_data(elf) {
             let defect = FileError::Elf(ElfDefect::NoFunctions);
             return Err(Error::of_file(elf.path(), defect));
         }
@@ -774,6 +775,16 @@ fn is_part(symbol: &[u8]) -> bool {
 fn code_of(elf: &ElfFile) -> RangeSet {
     let segments = elf.loaded().filter(|segment| segment.executable);
     RangeSet::of(segments.map(|segment| (segment.start.0, segment.file_len)))
+}
+
+/// Whether a file without known functions has none, as a library that has only data: what the linker adds to each file
+/// is less code than this.
+fn has_only_data(elf: &ElfFile) -> bool {
+    const MAX_ADDED: u64 = 1024;
+    let lens = elf.code_sections().map(|(_, _, len)| len);
+    // Without section headers, its code may be anything.
+    let all = lens.reduce(u64::saturating_add);
+    all.is_some_and(|len| len <= MAX_ADDED)
 }
 
 /// Where the sections of code begin and end: a function of unknown length ends there at the latest.

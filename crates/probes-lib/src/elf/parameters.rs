@@ -96,7 +96,8 @@ enum Passed {
     Unknown,
 }
 
-/// Returns what these functions are passed in general registers. Functions for which this is not known are left out.
+/// Returns what these functions are passed in general registers. Functions for which this is not known are left out, and
+/// those of Go, which passes arguments in other registers.
 pub(crate) fn in_general_registers(
     elf: &ElfFile,
     functions: &BTreeSet<FileAddr>,
@@ -125,7 +126,7 @@ fn read(
             unit: &unit,
             all: &all,
         };
-        if unit.may_have(functions) {
+        if unit.may_have(functions) && !unit.is_go() {
             unit.read(functions, &mut found);
         }
     }
@@ -188,6 +189,16 @@ impl Subprogram {
 struct Unreadable;
 
 impl<'d> DwarfUnit<'_, '_, 'd> {
+    /// Returns whether its functions are of Go.
+    fn is_go(&self) -> bool {
+        let mut entries = self.unit.entries();
+        let Ok(Some((_, root))) = entries.next_dfs() else {
+            return false;
+        };
+        let language = root.attr_value(constants::DW_AT_language).ok().flatten();
+        language == Some(AttributeValue::Language(constants::DW_LANG_Go))
+    }
+
     /// Returns whether it may have code of one of these functions.
     fn may_have(&self, functions: &BTreeSet<FileAddr>) -> bool {
         let Ok(mut ranges) = self.dwarf.unit_ranges(self.unit) else {
@@ -630,6 +641,22 @@ mod tests {
             functions
                 .map(|at| found.get(&FileAddr(*at)).map(sizes))
                 .collect()
+        }
+    }
+
+    #[test]
+    fn parameters_of_go_are_not_known() {
+        for (language, is_known) in [
+            (constants::DW_LANG_C99, true),
+            (constants::DW_LANG_Go, false),
+        ] {
+            let mut entries = Entries::new();
+            let function = entries.function(None, 0x1000);
+            entries.parameter(function, entries.int);
+            let root = entries.unit().root();
+            let language = write::AttributeValue::Language(language);
+            entries.set(root, constants::DW_AT_language, language);
+            assert_eq!(entries.read(&[0x1000]), [is_known.then(|| vec![-4])]);
         }
     }
 

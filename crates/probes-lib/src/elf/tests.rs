@@ -1,3 +1,7 @@
+use std::process::Command;
+
+use test_support::{Scratch, fixture};
+
 use super::*;
 use crate::error::{ErrorKind, Subject};
 use crate::testing::{NoteSpec, ProgramSpec, memory_file};
@@ -284,4 +288,26 @@ fn range_checks_do_not_wrap() {
         FileAddr(u64::MAX),
         u64::MAX
     ));
+}
+
+#[test]
+fn code_of_go_is_recognised() {
+    let scratch = Scratch::new();
+    let (file, with_go) = (fixture("passing.pie"), scratch.file("with_go"));
+    for (section, has_go) in [
+        (".gopclntab", true),
+        (".note.go.buildid", true),
+        (".go", false),
+    ] {
+        let mut objcopy = Command::new("objcopy");
+        let section = format!("{section}=/proc/self/comm");
+        objcopy.arg("--add-section").arg(&section);
+        assert!(objcopy.arg(&file).arg(&with_go).status().unwrap().success());
+        assert_eq!(
+            ElfFile::open(&with_go).unwrap().has_go(),
+            has_go,
+            "{section}"
+        );
+    }
+    assert!(!ElfFile::open(&file).unwrap().has_go());
 }

@@ -184,7 +184,7 @@ pub enum ElfDefect {
         /// How long the names of such a file may be together, in bytes.
         most: usize,
     },
-    /// Neither symbols of functions nor `.eh_frame`.
+    /// Neither symbols of functions nor `.eh_frame`, but code.
     #[error("has neither symbols nor .eh_frame, so its functions cannot be found")]
     NoFunctions,
     /// Parts of the file that contradict each other, such as sites that overlap.

@@ -256,12 +256,12 @@ pub enum ObserveError {
         /// What forbids it.
         denial: TscDenial,
     },
-    /// Functions are to be timed, and a thread of the process has no thread control block (`fs` does not point to one),
-    /// by which its calls are distinguished from those of others: the program has just been started, or has no C library. If a
+    /// Hits are to be timed, recorded, or counted by stack or thread, and a thread of the process has no thread control
+    /// block (`fs` does not point to one), by which its hits are distinguished from those of others: the program has just been started, or has no C library. If a
     /// program is observed from its first instruction, this is an error only where the base of `fs` cannot be read:
     /// before Linux 5.9, or on an old processor.
     #[error(
-        "cannot be timed: its thread {tid} has no thread control block (fs does not point to one)"
+        "cannot be timed, watched, or counted by stack or thread: its thread {tid} has no thread control block (fs does not point to one)"
     )]
     NoControlBlock {
         /// The thread.

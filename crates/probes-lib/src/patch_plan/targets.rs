@@ -9,6 +9,7 @@
 //! jump tables of offsets    what they can yield (jumps.rs)
 //! addresses in data         by relocations; at fixed addresses, any word
 //! functions, symbols        as given
+//! nop; call at an entry     the call: goroutines of Go return there (runtime.goexit + 1)
 //! ```
 //!
 //! A landing pad of C++ is either after an instruction that does not fall through or after a call, so
@@ -65,6 +66,10 @@ const MAX_ENDS: usize = 1 << 22;
 
 /// How many instructions may read flags that a called function has left; real objects have next to none.
 const MAX_FLAG_READERS: usize = 1 << 12;
+
+/// How `runtime.goexit` of Go begins. Each goroutine returns to the call: its address is calculated from that of the
+/// function when the goroutine starts, so nothing in the file tells it.
+const NOP_AND_CALL: [u8; 2] = [0x90, 0xe8];
 
 /// Functions that overlap, or the code between two functions: what belongs to a jump is looked for here.
 struct Group {
@@ -256,6 +261,9 @@ impl Targets {
     /// Sweeps functions that overlap, or the code between two functions if there are none. Each function is decoded
     /// from its start, until its instructions are those of another one.
     fn sweep_group(&mut self, sweep: &mut Sweep<'_>, range: Range<u64>, functions: &[CodeRange]) {
+        for function in functions {
+            self.add_entry(sweep.code, function.start.0);
+        }
         let mut group = Group::new(range.clone());
         let mut decode_from = |targets: &mut Targets, start: u64| {
             // Also after its end, where its last instruction may go on.
@@ -299,7 +307,6 @@ impl Targets {
             }
         };
         for function in functions {
-            self.all.insert(function.start.0);
             decode_from(self, function.start.0);
         }
         if functions.is_empty() {
@@ -321,6 +328,14 @@ impl Targets {
         references.extend(data);
         if !group.jumps.is_empty() {
             sweep.groups.push(group);
+        }
+    }
+
+    /// Adds where callers enter a function, and where else Go does.
+    fn add_entry(&mut self, code: &Code, entry: u64) {
+        self.all.insert(entry);
+        if code.bytes(entry, 2) == NOP_AND_CALL {
+            self.all.insert(entry + 1);
         }
     }
 

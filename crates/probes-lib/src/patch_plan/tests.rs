@@ -124,6 +124,21 @@ fn jump_over_a_prefix_is_a_target() {
 }
 
 #[test]
+fn call_after_a_nop_is_a_target() {
+    // As runtime.goexit of Go: nop; call; nop. Only the nop may be overwritten.
+    for displacement in [b"\x1a\x25\0\0", b"\xf0\xff\xff\xff"] {
+        let bytes = [b"\x90\xe8", &displacement[..], b"\x90"].concat();
+        let candidates = entry(&[&bytes]).unwrap();
+        assert!(candidates.iter().all(|it| it.displaced() == b"\x90"));
+        let writes_one = |it: &PatchSite| matches!(it.jump(), Jump::Punned { chosen: 0, .. });
+        assert!(candidates.iter().all(writes_one));
+    }
+    // Where there is no room for such a jump, here in the code itself.
+    let refusal = entry(&[b"\x90\xe8\0\0\0\0\x90", &[0xcc; 0x200]]).unwrap_err();
+    assert_eq!(refusal, Refusal::BranchTarget { offset: 1 });
+}
+
+#[test]
 fn call_after_the_entry_stays() {
     // sub $8,%rsp; call; add $8,%rsp; ret: the call's e8 is the jump's last byte.
     let bytes = b"\x48\x83\xec\x08\xe8\0\0\0\0\x48\x83\xc4\x08\xc3";

@@ -72,6 +72,29 @@ fn table_for_selection_has_all_names() {
 
 // promise: Observations: Functions that ppx_probe makes for probe sites are distinguished from the functions whose names they have (2 programs)
 #[test]
+fn library_with_only_data_has_no_functions() {
+    let scratch = Scratch::new();
+    let (source, library) = (scratch.file("data.s"), scratch.file("libdata.so"));
+    for (len, has_only_data) in [(16, true), (4096, false)] {
+        std::fs::write(
+            &source,
+            format!(".text\n.skip {len}, 0x90\n.data\n.quad 1\n"),
+        )
+        .unwrap();
+        let mut gcc = std::process::Command::new("gcc");
+        gcc.args(["-nostdlib", "-shared", "-s", "-o"]);
+        assert!(gcc.arg(&library).arg(&source).status().unwrap().success());
+        let found = FunctionTable::read(&library).map(|table| table.functions().count());
+        if has_only_data {
+            assert_eq!(found.unwrap(), 0);
+        } else {
+            let error = found.unwrap_err().to_string();
+            assert!(error.contains("neither symbols nor .eh_frame"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn code_of_probe_sites_is_recognised() {
     let of_sites = |file: &Path| -> Vec<FileAddr> {
         let table = table(file);

@@ -122,6 +122,7 @@ impl KnownArguments {
             return (scope, arguments.iter().map(|it| it.source).collect());
         }
         let is_inside = place.offset > 0 || place.selected_by.name().is_some();
+        let may_be_go = !is_ocaml && has_go(place);
         let (kinds, registers) = if is_ocaml {
             let count = self.ocaml_arguments.get(&address);
             let kinds = count.map(|count| vec![ParameterKind::Value; *count]);
@@ -134,13 +135,14 @@ impl KnownArguments {
                     .map(|it| format_of(*it).kind())
                     .collect()
             });
-            // Expressions can ask for the word in any argument register, whatever it is.
-            let kinds = kinds.unwrap_or_else(|| vec![ParameterKind::Word; MAX_ARGUMENTS]);
-            (Some(kinds), &C_ARGUMENTS)
+            // Expressions can ask for the word in any argument register of C, whatever it is.
+            let words = || (!may_be_go).then(|| vec![ParameterKind::Word; MAX_ARGUMENTS]);
+            (kinds.or_else(words), &C_ARGUMENTS)
         };
         let point = match &place.selected_by {
             SelectedBy::Line(line) => format!("source line {line}"),
             _ if is_inside => format!("instruction {name}"),
+            _ if may_be_go && kinds.is_none() => format!("function {name} of Go"),
             _ => format!("function {name}"),
         };
         // A function without a name may have either calling convention.
@@ -215,7 +217,12 @@ impl KnownArguments {
         } else {
             result
         };
-        let arguments = known.unwrap_or(self.unknown_arguments);
+        let unknown_arguments = if !is_ocaml && has_go(place) {
+            0
+        } else {
+            self.unknown_arguments
+        };
+        let arguments = known.unwrap_or(unknown_arguments);
         Watching {
             function: WatchedFunction {
                 words,
@@ -265,6 +272,12 @@ fn of_usdt(place: &FunctionPlace<'_>) -> Vec<UsdtArgument> {
         let is_mapped = segments.any(|segment| segment.holds_in_memory(address, size.into()));
         Some(object.load_bias()?.live(address)).filter(|_| is_mapped)
     })
+}
+
+/// Returns whether functions of unknown signature in the file of a place may be of Go, which passes arguments in other
+/// registers.
+fn has_go(place: &FunctionPlace<'_>) -> bool {
+    place.function.object.elf().has_go()
 }
 
 /// Returns what a value of C in a general register is.
