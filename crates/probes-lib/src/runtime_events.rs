@@ -55,8 +55,8 @@ pub use self::pauses::{DomainPauses, GcPause, GcPauses, PausePhase};
 pub use self::requests::DomainRequests;
 pub use self::selected::{RuntimeEventGroup, RuntimeEventName, SelectedEntry, SelectedEvents};
 
-/// A function of the runtime of every OCaml.
-pub(crate) const OCAML_SYMBOL: &str = "caml_garbage_collection";
+/// A function of the runtime of every OCaml, for native code and for bytecode.
+pub(crate) const OCAML_SYMBOL: &str = "caml_alloc_shr";
 
 /// How long to wait between two reads: the first if rings fill slowly, otherwise the second.
 const LONG_WAIT: Duration = Duration::from_millis(12);

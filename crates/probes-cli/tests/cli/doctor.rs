@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use nix::unistd::geteuid;
 use serde_json::Value;
 use test_support::{
-    Guard, Scratch, Talker, as_nobody, eventually, fixture, fixture_forms, process, program_forms,
+    Guard, Scratch, Talker, as_nobody, eventually, fixture, fixture_forms, process, program,
+    program_forms,
 };
 
 use crate::support::{Directory, command, image, object, run, run_command, states};
@@ -273,10 +274,12 @@ fn process_of_another_user_is_reported() {
 
 #[test]
 fn ocaml_without_a_version_is_no_other_program() {
-    let target = Talker::start(&program_forms("calls")[0]);
-    let diagnosis = Diagnosis::of_process(target.pid());
-    let finding = diagnosis.check("ocaml_version")["finding"].to_string();
-    assert!(!finding.contains("not an OCaml program"), "{finding}");
+    for file in [&program_forms("calls")[0], &program("bytecode/unprobed.bc")] {
+        let target = Talker::start(file);
+        let diagnosis = Diagnosis::of_process(target.pid());
+        let finding = diagnosis.check("ocaml_version")["finding"].to_string();
+        assert!(!finding.contains("not an OCaml program"), "{finding}");
+    }
 }
 
 #[test]

@@ -116,6 +116,17 @@ fn partly_seen_pauses_are_reported() {
 }
 
 #[test]
+fn bytecode_of_ocaml_4_is_shown_by_functions() {
+    if is_built_by_ocaml_5() {
+        return;
+    }
+    let target = Talker::start(&program("bytecode/unprobed.bc"));
+    let said = run(&format!("gc -pid {} -for 10ms", target.pid()));
+    let note = "the collector's functions are timed";
+    assert!(said.stderr.contains(note), "{said:?}");
+}
+
+#[test]
 fn program_without_runtime_of_ocaml_is_refused() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let pid = target.pid();

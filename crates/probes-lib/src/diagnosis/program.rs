@@ -101,6 +101,10 @@ fn of_files(process: &Process) -> Vec<Check> {
     };
     let version = match version_of_process(process, &maps) {
         Some(version) => Check::pass(CheckKind::OcamlVersion, format!("OCaml {version}")),
+        None if elf.interprets_bytecode() => Check::unknown(
+            CheckKind::OcamlVersion,
+            "no OCaml version found in the program: bytecode does not say it",
+        ),
         None if has_runtime(process, &maps) => Check::unknown(
             CheckKind::OcamlVersion,
             "no OCaml version found in the program: it is of OCaml 4.13 or earlier, or does not use the module Sys",
