@@ -15,7 +15,6 @@ use super::reading_times::{next_time, reading_after, reading_time};
 use super::readings::{Display, Outcome, ReadingHandler, ShownReadings};
 use super::step_failures::StepFailures;
 use crate::clock::thread_time;
-use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -36,8 +35,8 @@ pub(super) struct Observations<'o> {
     is_interrupted: bool,
 }
 
-/// The limit of open files that is asked for if forked processes are observed, too.
-const DESCRIPTORS: u64 = 1 << 16;
+/// How much longer than asked for processes may be observed without a note.
+const LATE: Duration = Duration::from_millis(500);
 
 /// What is observed of each process, how, and for how long.
 pub(super) struct ObservationRequest {
@@ -91,8 +90,6 @@ impl<'o> Observations<'o> {
     ) -> Result<Observations<'o>, Failure> {
         if follows_forks {
             request.observation = request.observation.record_forked();
-            // The observation of each process keeps several files open.
-            descriptors::raise_limit(DESCRIPTORS);
             note_gaps_at_forks(&request.observation, &output.messages);
         }
         let signals = TerminationSignals::block()?;
@@ -198,6 +195,7 @@ impl<'o> Observations<'o> {
         }
         failures.add(shown);
         let read_until = processes.take_results(removed, lasted, &mut last, handler);
+        note_late_end(self.duration, read_until, self.output);
         for (pid, error) in unrestored {
             let failure = Failure::of_removal(pid, error);
             processes.failures.add(pid, failure);
@@ -207,7 +205,7 @@ impl<'o> Observations<'o> {
             targets: processes.targets().to_vec(),
             last,
             read_until,
-            lasted,
+            lasted: lasted.max(read_until),
             output_was_read,
             of_results: self.of_results,
             failures,
@@ -273,6 +271,16 @@ impl<'o> Observations<'o> {
             }
             reading_at = reading_after(at, interval, took);
         }
+    }
+}
+
+/// Notes that processes were observed for longer than was asked for, because the observation could not be removed sooner.
+fn note_late_end(asked: Option<Duration>, read_until: Duration, output: &Output) {
+    if asked.is_some_and(|asked| read_until > asked.saturating_add(LATE)) {
+        output.messages.note(&format!(
+            "the figures are of {:.1} s: the observation could not be removed before",
+            read_until.as_secs_f64()
+        ));
     }
 }
 

@@ -40,6 +40,8 @@ struct ObservedProcess {
     reading: Option<usize>,
     /// Whether it was read together with the others, in the end.
     is_read_last: bool,
+    /// When its observation was removed: it records until then.
+    removed_at: Option<Duration>,
     /// When a reading failed: it is not read again.
     failed_at: Option<Duration>,
     /// Why a reading failed, until that is reported; `None` if the process has exited or exec'd.
@@ -58,6 +60,7 @@ impl ObservedProcess {
             read_at: None,
             reading: None,
             is_read_last: false,
+            removed_at: None,
             failed_at: None,
             read_error: None,
             was_replaced: false,
@@ -277,6 +280,7 @@ impl ObservedProcesses {
         &mut self,
         signals: &TerminationSignals,
     ) -> Vec<probes_lib::Result<ObservationReport>> {
+        let begun = self.begun;
         let pids = self.targets.iter().map(Target::pid);
         let mut observed: Vec<(&mut ObservedProcess, i32)> =
             self.each.iter_mut().zip(pids).collect();
@@ -284,7 +288,11 @@ impl ObservedProcesses {
             signals,
             &mut observed,
             |(_, pid)| self.failures.messages(*pid),
-            |(one, _)| one.observer.remove(),
+            |(one, _)| {
+                let removed = one.observer.remove();
+                one.removed_at = Some(begun.elapsed());
+                removed
+            },
         )
     }
 
@@ -302,7 +310,10 @@ impl ObservedProcesses {
             let was_read_at = match removed {
                 Ok(report) => {
                     self.take_report(index, report, last, handler);
-                    Some(lasted)
+                    let one = &self.each[index];
+                    one.removed_at
+                        .filter(|_| !one.is_read_last)
+                        .or(Some(lasted))
                 }
                 Err(error) => {
                     self.take_error(index, error, lasted);

@@ -13,6 +13,9 @@ use crate::text::join_first_few;
 /// How long attempts are repeated while the error is transient.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// After how long it is said that attempts are repeated.
+const SILENT: Duration = Duration::from_secs(1);
+
 /// How long until the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -83,7 +86,7 @@ pub(super) fn retry_each<P, T>(
 ) -> Vec<probes_lib::Result<T>> {
     let mut results: Vec<_> = processes.iter_mut().map(&mut attempt).collect();
     let begun = Instant::now();
-    let mut is_second = true;
+    let (mut is_second, mut is_said) = (true, false);
     loop {
         let is_busy = |result: &probes_lib::Result<T>| {
             let error = result.as_ref().err();
@@ -94,13 +97,20 @@ pub(super) fn retry_each<P, T>(
         if !results.iter().any(is_busy) || !may_try() || signals.take_interrupt() {
             return results;
         }
+        let is_long = !is_said && begun.elapsed() >= SILENT;
         for (process, result) in processes.iter().zip(&results) {
-            if let Err(error) = result {
-                if error.is_transient() {
-                    messages(process).step(format_args!("trying again: {error}"));
-                }
+            let Some(error) = result.as_ref().err().filter(|it| it.is_transient()) else {
+                continue;
+            };
+            messages(process).step(format_args!("trying again: {error}"));
+            if is_long {
+                let seconds = RETRY_TIMEOUT.as_secs();
+                messages(process).note(&format!(
+                    "trying for up to {seconds} s to restore it: {error}"
+                ));
             }
         }
+        is_said |= is_long;
         std::thread::sleep(RETRY_INTERVAL);
         for (process, result) in processes.iter_mut().zip(&mut results) {
             if is_busy(result) && may_try() {

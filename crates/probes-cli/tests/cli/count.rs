@@ -517,6 +517,31 @@ fn removal_is_retried_until_the_process_can_stop() {
     }
 }
 
+// promise: Observations: If the observation can only be removed later, rates are those of the time until then, and a note says
+//    so (2)
+#[test]
+fn time_ends_when_the_observation_is_removed() {
+    for file in fixture_forms("vforker") {
+        let mut target = Talker::start(&file);
+        let pid = target.pid();
+        let mut count = command("count -json -for 4s -probe ping".split(' '));
+        let mut tool = start_observing_with_command(count.stderr(Stdio::piped()), pid);
+        target.hits();
+        target.vfork();
+        let stderr = BufReader::new(tool.guard().child().stderr.take().unwrap());
+        let mut errors = stderr.lines().map(Result::unwrap);
+        assert!(errors.any(|line| line.contains("trying for up to 30 s to restore it: ")));
+        target.ask("", "vforked");
+        let answer = object(&tool.line().unwrap());
+        let seconds = answer["seconds"].as_f64().unwrap();
+        assert!(seconds >= 5.0, "{answer}");
+        let rate = answer["probes"][0]["rate"].as_f64().unwrap();
+        assert!((rate * seconds - 3.0).abs() < 0.01, "{answer}");
+        assert!(errors.any(|line| line.contains("the figures are of ")));
+        assert_eq!(tool.guard().wait().code(), Some(0));
+    }
+}
+
 // promise: Observations: If the observation cannot be removed, the tool says so and prints the
 //    values read last (2)
 #[test]

@@ -53,6 +53,39 @@ fn scrapes_equal_the_hits_of_the_program() {
     }
 }
 
+/// Sets how many files a process may have open.
+fn limit_files(pid: i32, soft: u64) {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.args([format!("--pid={pid}"), format!("--nofile={soft}:")]);
+    assert!(output(&mut prlimit).status.success());
+}
+
+// promise: Serving: A process that cannot be read any more is restored, as soon as that is possible; if it is not, the tool fails in
+//    the end (2)
+#[test]
+fn process_that_cannot_be_read_is_restored() {
+    for file in fixture_forms("gen_ocaml") {
+        let target = Talker::start(&file);
+        let pid = target.pid();
+        let mut serving = Serving::start(&format!("-pid {pid}"));
+        let tool = serving.tool.pid();
+        limit_files(tool, 3);
+        serving.wait_until_said("Too many open files");
+        serving.wait_until_said("is still observed");
+        assert!(is_observed(pid));
+        limit_files(tool, 1024);
+        serving.wait_until_said("the process is restored now");
+        serving.wait_until_said("is observed; stopped");
+        limit_files(tool, 3);
+        serving.wait_until_said("is still observed");
+        kill(Pid::from_raw(tool), Signal::SIGTERM).unwrap();
+        assert_eq!(serving.tool.guard().wait().code(), Some(1));
+        serving.wait_until_said("is still observed");
+        run(&format!("observe -clean -pid {pid}")).answer();
+        assert!(!is_observed(pid));
+    }
+}
+
 /// A real Prometheus that scrapes one exporter.
 struct Prometheus {
     _server: Guard,

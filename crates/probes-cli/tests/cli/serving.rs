@@ -52,6 +52,11 @@ impl Serving {
         }
     }
 
+    /// Waits until a line of what it says contains this text.
+    pub(crate) fn wait_until_said(&self, text: &str) {
+        while !self.said.recv_timeout(DEADLINE).unwrap().contains(text) {}
+    }
+
     /// The metrics of a scrape, with their labels.
     pub(crate) fn scrape(&self) -> BTreeMap<String, f64> {
         let (head, body) = self.get("application/openmetrics-text; version=1.0.0");

@@ -3,7 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use probes_lib::{GcPauses, Observation, Observer, Options, RuntimeEvents, Target};
+use probes_lib::{
+    GcPauses, Observation, ObservationReport, Observer, Options, RuntimeEvents, Target,
+};
 
 use super::exposition::shortened;
 use super::figures::{CollectorTotals, ProcessFigures, value_of_state};
@@ -166,17 +168,32 @@ impl Observed {
         }
     }
 
-    /// Removes the trampolines, if there are any.
+    /// Removes the trampolines, if there are any; tries for some time.
     pub(super) fn remove(
         &mut self,
         signals: &TerminationSignals,
         messages: &Messages,
     ) -> Result<(), Failure> {
+        self.remove_by(messages, |observer| {
+            retry(signals, messages, || observer.remove())
+        })
+    }
+
+    /// The same; tries once.
+    pub(super) fn try_to_remove(&mut self, messages: &Messages) -> Result<(), Failure> {
+        self.remove_by(messages, Observer::remove)
+    }
+
+    fn remove_by(
+        &mut self,
+        messages: &Messages,
+        remove: impl FnOnce(&mut Observer) -> probes_lib::Result<ObservationReport>,
+    ) -> Result<(), Failure> {
         let pid = self.target.pid();
         let Some(observer) = &mut self.observer else {
             return Ok(());
         };
-        match retry(signals, messages, || observer.remove()) {
+        match remove(observer) {
             Ok(report) => {
                 warn_of_still_mapped(messages, pid, report.still_mapped);
                 Ok(())

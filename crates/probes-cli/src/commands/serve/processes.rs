@@ -29,6 +29,9 @@ const MAX_OTHERS: usize = 256;
 /// How often it is checked whether processes still write runtime events.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How often it is tried to remove the instrumentation of processes that cannot be read any more.
+const REMOVAL_INTERVAL: Duration = Duration::from_secs(5);
+
 /// What became of the others if the instrumentation of some could not be removed.
 const OTHERS: &str = "the instrumentation was removed from the others";
 
@@ -37,6 +40,9 @@ pub(super) struct Processes {
     each: BTreeMap<i32, ServedProcess>,
     /// Those that are refused and not shown, because there are too many.
     unshown: BTreeSet<i32>,
+    /// Those that cannot be read, and whose instrumentation could not be removed so far.
+    unremoved: Vec<Observed>,
+    removal_tried: Instant,
     /// What has ended, for the scanner; `None` once the scanner is to end.
     ends: Option<Sender<Ended>>,
     bounds: Vec<Duration>,
@@ -69,11 +75,9 @@ struct ServedProcess {
 }
 
 impl ServedProcess {
-    /// Ends its observation, if there is one: its figures are those of an earlier one from now on.
-    fn close(&mut self, bounds: &[Duration]) {
-        let Some(mut observed) = self.observed.take() else {
-            return;
-        };
+    /// Ends its observation, and returns it, if there is one: its figures are those of an earlier one from now on.
+    fn close(&mut self, bounds: &[Duration]) -> Option<Observed> {
+        let mut observed = self.observed.take()?;
         // Its last events may still be readable. If not, what was read before counts.
         let _ = observed.read_events();
         let collector = observed.collector_figures(bounds);
@@ -81,6 +85,7 @@ impl ServedProcess {
         self.current.close();
         self.earlier.add(&std::mem::take(&mut self.current));
         self.max_rows = None;
+        Some(observed)
     }
 
     /// Its runtime events are read no more; these are their last figures, if they were read until now.
@@ -109,6 +114,8 @@ impl Processes {
         Processes {
             each: BTreeMap::new(),
             unshown: BTreeSet::new(),
+            unremoved: Vec::new(),
+            removal_tried: Instant::now(),
             ends: Some(ends),
             bounds,
             wants_events,
@@ -318,8 +325,34 @@ impl Processes {
         }
     }
 
+    /// Removes the instrumentation of processes that cannot be read; if `is_new`, says what has failed.
+    fn try_to_remove(&mut self, is_new: bool) {
+        self.removal_tried = Instant::now();
+        let (messages, is_single) = (self.messages, self.is_single);
+        self.unremoved.retain_mut(|observed| {
+            let messages = messages.about_one(observed.target.pid(), is_single);
+            match observed.try_to_remove(&messages) {
+                Ok(()) => {
+                    if !is_new && !observed.target.has_exited() {
+                        messages.note("the process is restored now");
+                    }
+                    false
+                }
+                Err(failure) => {
+                    if is_new {
+                        messages.failure(&failure);
+                    }
+                    true
+                }
+            }
+        });
+    }
+
     /// Reads all processes.
     pub(super) fn read(&mut self) {
+        if self.removal_tried.elapsed() >= REMOVAL_INTERVAL {
+            self.try_to_remove(false);
+        }
         let pids: Vec<i32> = self.each.keys().copied().collect();
         for pid in pids {
             self.read_one(pid);
@@ -372,7 +405,7 @@ impl Processes {
         else {
             return;
         };
-        process.close(&self.bounds);
+        let observed = process.close(&self.bounds);
         let (mut is_replaced_now, mut may_have_executed) = (false, false);
         match error {
             Some(error) if exit_or_exec(&error).is_none() => {
@@ -380,6 +413,10 @@ impl Processes {
                 let failure = Failure::of_process(pid)(error);
                 process.refused = Some(failure.kind());
                 messages.failure(&failure);
+                if !is_replaced_now {
+                    self.unremoved.extend(observed);
+                    self.try_to_remove(true);
+                }
             }
             error => {
                 may_have_executed = error.as_ref().is_none_or(Error::is_exec);
@@ -474,12 +511,11 @@ impl Processes {
         signals: &TerminationSignals,
     ) -> Result<(), Failure> {
         let (mut failed, mut total) = (0, 0);
-        for (pid, process) in &mut self.each {
-            let Some(observed) = &mut process.observed else {
-                continue;
-            };
+        let each = self.each.values_mut().filter_map(|it| it.observed.as_mut());
+        for observed in each.chain(&mut self.unremoved) {
             total += 1;
-            let messages = self.messages.about_one(*pid, self.is_single);
+            let pid = observed.target.pid();
+            let messages = self.messages.about_one(pid, self.is_single);
             if let Err(failure) = observed.remove(signals, &messages) {
                 if self.is_single {
                     return Err(failure);
