@@ -52,7 +52,9 @@ pub(crate) use recorded::{RecordedFlags, selects};
 pub(crate) use seccomp::SeccompFlag;
 pub(crate) use served::ServedFlags;
 pub(crate) use take_over::{FORCE_HELP, TakeOver};
-pub(crate) use target_selection::{OneProcess, TargetSelection, comm, pid, program_of};
+pub(crate) use target_selection::{
+    HIDDEN_OTHERS, OneProcess, TargetSelection, comm, pid, program_of,
+};
 pub(crate) use timed::TimedFlags;
 pub(crate) use usdt::{ProviderArgument, provider, usdt_name};
 pub(crate) use wanted_histogram::{HistogramSource, HistogramSourceFlags, LATENCY_COMMAND};

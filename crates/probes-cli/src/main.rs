@@ -35,6 +35,7 @@ use messages::{Level, Messages};
 
 fn main() -> ExitCode {
     probes_lib::keep_one_heap();
+    probes_lib::survive_file_limit();
     let (messages, outcome) = match command_line::parse(std::env::args_os()) {
         Ok(command) => (
             command.messages(),

@@ -89,9 +89,6 @@ impl TerminationSignals {
         let signals = TERMINATION_SIGNALS.into_iter();
         let blocked: SigSet = signals.filter(|signal| !is_ignored(signal)).collect();
         let pending = block(&blocked)?;
-        // With this signal blocked, a write beyond `ulimit -f` only fails (EFBIG): that is reported, and need not end the tool.
-        let of_files = SigSet::from(Signal::SIGXFSZ).thread_block();
-        of_files.map_err(not_blocked)?;
         standard_error::set_signals_blocked(true);
         Ok(TerminationSignals {
             pending,

@@ -121,15 +121,16 @@ pub use elf::usdt::UsdtSite;
 pub use address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 pub use functions::{FunctionObject, Functions, SelectedFunction};
 pub use process::object::{Object, UnreadableObject};
-pub use process::{check_proc, pids};
+pub use process::{check_proc, pids, proc_hides_others};
 pub use survey::{Survey, SurveyedProcess, UnreadProcess, survey};
 pub use usdt::{PlacedUsdtSite, UsdtObject, UsdtProbe, UsdtProbes};
 
 // Diagnoses: what this machine and a process allow.
 pub use diagnosis::{Check, CheckKind, CheckResult, Diagnosis};
 
-// The memory of the tool itself: for commands.
+// The memory and the signals of the tool itself: for commands.
 pub use sys::heap::keep_one_heap;
+pub use sys::signals::survive_file_limit;
 
 // Updates: what to do, with which probes, and what was done.
 pub use hold::Hold;

@@ -42,9 +42,13 @@ use std::time::{Duration, Instant};
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat, readlinkat};
+use nix::sys::signal::kill;
 use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::unistd::Pid;
 
-use crate::error::{Error, FileError, Operation, ProcessError, Result, Subject, SystemError};
+use crate::error::{
+    Denial, Error, FileError, Operation, ProcessError, Result, Subject, SystemError,
+};
 use crate::process::status::Status;
 use crate::process::stop_time::StopTime;
 use crate::sys::fault_point;
@@ -94,6 +98,7 @@ impl Process {
                 dir: Mutex::new(Some(Arc::new(dir))),
                 stop_time: StopTime::default(),
             }),
+            Err(errno) if is_gone(errno) && is_hidden(pid) => Err(hidden(pid, Operation::Read)),
             Err(errno) if is_gone(errno) => Err(gone()),
             Err(errno) => Err(Error::of_file(
                 &path,
@@ -138,7 +143,7 @@ impl Process {
     /// Closes the directory if the process was reaped, and returns whether it was: nothing can be read of it any more.
     pub(crate) fn close_if_reaped(&self) -> bool {
         let found = self.identity_of("stat");
-        let is_reaped = found.is_err_and(|error| is_task_gone(&error));
+        let is_reaped = found.is_err_and(|error| is_task_gone(&error)) && !self.is_hidden();
         if is_reaped {
             *self.lock_dir() = None;
         }
@@ -453,8 +458,25 @@ impl Process {
         })
     }
 
+    /// Returns whether /proc hides the process from us (proc(5), `hidepid`): it then looks like one that has exited, or
+    /// denies all reads.
+    pub(crate) fn is_hidden(&self) -> bool {
+        let found = self.identity_of("stat");
+        let errno = found.err().and_then(|error| error.raw_os_error());
+        // For a process that has been reaped, the kernel returns ESRCH.
+        let is_refused = matches!(
+            errno.map(Errno::from_raw),
+            Some(Errno::ENOENT | Errno::EPERM)
+        );
+        is_refused && is_hidden(self.pid)
+    }
+
     /// Returns the error for a failed read of /proc: usually, that the process has exited.
     pub(crate) fn exited_or(&self, source: io::Error) -> Error {
+        let is_refusal = source.raw_os_error() == Some(Errno::EPERM as i32);
+        if (is_refusal || is_task_gone(&source)) && self.is_hidden() {
+            return hidden(self.pid, Operation::Read);
+        }
         if is_task_gone(&source) {
             return Error::of_process(self.pid, ProcessError::Exited);
         }
@@ -490,6 +512,30 @@ pub fn check_proc() -> Result<()> {
         Ok((Ok(_), _)) => Err(SystemError::ForeignProc.into()),
         Ok((Err(_), _)) | Err(_) => Err(SystemError::NoProc.into()),
     }
+}
+
+/// Returns whether /proc hides processes of other users from this one (proc(5), `hidepid`).
+///
+/// ```
+/// println!("some processes are not shown: {}", probes_lib::proc_hides_others());
+/// ```
+pub fn proc_hides_others() -> bool {
+    // Every pid namespace has a process 1, and it nearly always belongs to root.
+    !Path::new("/proc/1/stat").exists() && is_hidden(1)
+}
+
+/// Returns whether /proc is mounted to hide processes, and there is a process or thread of this id. To be called if
+/// /proc does not show it.
+fn is_hidden(pid: i32) -> bool {
+    // "If sig is 0, then no signal is sent" (kill(2)).
+    let is_there = !matches!(kill(Pid::from_raw(pid), None), Err(Errno::ESRCH));
+    is_there && mounts::hidepid(&mounts::own()).is_some()
+}
+
+/// Returns the error for an `operation` on a process that /proc hides.
+pub(crate) fn hidden(pid: i32, operation: Operation) -> Error {
+    let denial = Denial::Hidden;
+    Error::of_process(pid, ProcessError::Denied { operation, denial })
 }
 
 fn open_directory(path: &Path, flags: OFlag) -> nix::Result<OwnedFd> {

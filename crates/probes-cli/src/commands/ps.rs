@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use nix::unistd::{Uid, User};
-use probes_lib::{UnreadProcess, survey};
+use probes_lib::{UnreadProcess, proc_hides_others, survey};
 
 use crate::failure::Failure;
-use crate::flags::{Checked, OutputFlags};
+use crate::flags::{Checked, HIDDEN_OTHERS, OutputFlags};
 use crate::output::{self, ProcessList, WarningKind};
 use crate::progress::LongWork;
 use crate::text::{join_first_few, number_of};
@@ -47,6 +47,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let unread = (denied > 0).then(|| format!("no permission to read {others}"));
     if survey.processes.is_empty() {
         let unread = unread.map_or(String::new(), |it| format!(", and there is {it}"));
+        if proc_hides_others() {
+            output.messages.note(HIDDEN_OTHERS);
+        }
         output.messages.note(&format!(
             "no process with probes was found{unread}. Functions of other programs can be observed, too: `ocaml-probes list -functions -pid N` lists them"
         ));

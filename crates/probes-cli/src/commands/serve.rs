@@ -139,7 +139,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (ends, received_ends) = channel();
     let is_ending = Arc::new(AtomicBool::new(false));
     let request = args.request(output.messages);
-    let scanner = Scanner::new(request, sender.clone(), received_ends, is_ending.clone());
+    let scanner = Scanner::new(request, sender.clone(), received_ends, is_ending.clone())?;
     let page_maker = PageMaker::start(sender.clone())?;
     let server_figures = Arc::new(ServerFigures::default());
     let server = Server {

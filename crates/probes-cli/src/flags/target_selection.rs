@@ -5,15 +5,19 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::{fs, io};
 
-use probes_lib::survey;
+use probes_lib::{proc_hides_others, survey};
 use regex::Regex;
 
 use super::checked::{Flags, each_once};
 use super::forked::ForkedFlag;
 use super::probe_selection::regexp;
+use crate::descriptors;
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::text::unsigned;
+
+/// Why processes may not be found.
+pub(crate) const HIDDEN_OTHERS: &str = "/proc is mounted with hidepid, and does not show the processes of other users: sudo finds them";
 
 // One process.
 #[derive(Debug, clap::Args)]
@@ -61,12 +65,14 @@ impl TargetSelection {
         name.is_some_and(|name| matches_from_start(name, program))
     }
 
-    /// The processes that are selected now, each once; if probes are needed, by name only those that have some.
+    /// The processes that are selected now, each once; if probes are needed, by name only those that have some. There may
+    /// be many, and they are opened next: raises our limit of open files.
     pub(crate) fn pids(
         &self,
         needs_probes: bool,
         messages: &Messages,
     ) -> Result<Vec<i32>, Failure> {
+        descriptors::raise_limit_for_processes();
         let mut pids = self.pids.clone();
         let Some(name) = &self.name else {
             return Ok(pids);
@@ -77,6 +83,9 @@ impl TargetSelection {
             add_with_name(&mut pids, name, messages)?;
         }
         if pids.is_empty() {
+            if proc_hides_others() {
+                messages.note(HIDDEN_OTHERS);
+            }
             return Err(Failure::NoProcessNamed {
                 name: name.as_str().to_owned(),
                 needs_probes,

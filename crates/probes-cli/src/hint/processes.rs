@@ -128,7 +128,7 @@ pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> 
         Denial::UserNamespace => {
             "run ocaml-probes inside that container, or as root outside of it".to_owned()
         }
-        Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
+        Denial::Hidden | Denial::NotDumpable | Denial::MorePrivileged => "use sudo".to_owned(),
         Denial::UnreadableProgram => "use sudo, or permit it: sudo chmod +r FILE".to_owned(),
         Denial::BeingChanged { updater: 0, .. } => "try again".to_owned(),
         Denial::BeingChanged { updater, .. } => {
@@ -184,6 +184,7 @@ fn is_overcome_by_root(denial: &Denial) -> bool {
         denial,
         Denial::Yama { scope: 0..=2 }
             | Denial::OtherUser { .. }
+            | Denial::Hidden
             | Denial::NotDumpable
             | Denial::UnreadableProgram
             | Denial::MorePrivileged
@@ -316,6 +317,11 @@ mod tests {
                 Denial::UserNamespace,
                 "process 4242 is in another user namespace",
                 "run ocaml-probes inside that container, or as root outside of it",
+            ),
+            (
+                Denial::Hidden,
+                "process 4242 is hidden from this user by /proc, which is mounted with hidepid",
+                "use sudo",
             ),
             (
                 Denial::NotDumpable,

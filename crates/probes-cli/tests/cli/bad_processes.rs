@@ -10,7 +10,7 @@ use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, geteuid};
 use test_support::process::{children, status};
 use test_support::{
-    Talker, as_nobody, as_ordinary_user, eventually, fixture, fixture_forms, program,
+    Scratch, Talker, as_nobody, as_ordinary_user, eventually, fixture, fixture_forms, program,
 };
 
 use crate::observers::rest;
@@ -325,4 +325,82 @@ fn process_that_cannot_be_read_is_named() {
         named += usize::from(is_named);
     }
     assert!(listed > 0 && named > 0, "{listed} {named}");
+}
+
+/// A command line, run by a shell with this soft limit of open files.
+fn with_soft_limit(limit: u32, line: &str) -> Command {
+    let script = format!("ulimit -Sn {limit} && exec \"$@\"");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script, "-", env!("CARGO_BIN_EXE_ocaml-probes")]);
+    shell.args(line.split(' '));
+    shell
+}
+
+// promise: Bad input: The soft limit of open files (`ulimit -Sn`) does not limit how many processes a command is about (40 × 3)
+#[test]
+fn many_processes_need_no_higher_soft_limit() {
+    let file = fixture("gen_ocaml_2.pie");
+    let targets: Vec<Talker> = (0..40).map(|_| Talker::start(&file)).collect();
+    let pids: Vec<String> = targets
+        .iter()
+        .map(|target| format!("-pid {}", target.pid()))
+        .collect();
+    let pids = pids.join(" ");
+    for line in ["count -for 1ms", "attach -enable plain", "info"] {
+        let run = run_command(&mut with_soft_limit(64, &format!("{line} {pids}")));
+        assert_eq!(run.code, Some(0), "{line}: {run:?}");
+        assert!(!run.stderr.contains("Too many open files"), "{run:?}");
+    }
+}
+
+/// A line of a file of `/proc/PID` of the OCaml program that a command has started, split into words.
+fn of_started(tool: &Talker, file: &str, start: &str) -> Vec<String> {
+    let started = children(tool.pid()).into_iter();
+    let mut started = started.filter(|&child| status(child, "Name") == "gen_ocaml_2.pie");
+    let text = fs::read_to_string(format!("/proc/{}/{file}", started.next().unwrap())).unwrap();
+    let line = text.lines().find(|line| line.starts_with(start)).unwrap();
+    line.split_ascii_whitespace().map(str::to_owned).collect()
+}
+
+#[test]
+fn started_program_keeps_its_limits_and_signals() {
+    const SIGXFSZ: u64 = 1 << (25 - 1);
+    let scratch = Scratch::new();
+    for line in [
+        "trace -wait -enable plain -prog",
+        "trace -follow -wait -enable plain -prog",
+        "trace -count -prog",
+        "profile -o picture.svg -prog",
+        "record -probe plain -o timeline.json -prog",
+    ] {
+        let mut tool = with_soft_limit(64, line);
+        tool.current_dir(scratch.path());
+        tool.arg(fixture("gen_ocaml_2.pie")).stderr(Stdio::null());
+        let mut tool = Talker::spawn(&mut tool);
+        tool.expect("ready");
+        let limit = of_started(&tool, "limits", "Max open files");
+        assert_eq!(limit[3], "64", "{line}");
+        for mask in ["SigBlk:", "SigIgn:", "SigCgt:"] {
+            let words = of_started(&tool, "status", mask);
+            let mask = u64::from_str_radix(&words[1], 16).unwrap();
+            assert_eq!(mask & SIGXFSZ, 0, "{line}: {words:?}");
+        }
+        tool.close_input();
+        tool.guard().wait();
+    }
+}
+
+// promise: Bad input: A file that may not be so long (`ulimit -f`) ends no command without a message (3 ×)
+#[test]
+fn file_limit_ends_no_command() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let scratch = Scratch::new();
+    for line in ["list -functions", "info", "stack"] {
+        let line = format!("{line} -pid {} -o answer", target.pid());
+        let tool = command(line.split(' '));
+        let mut limited = started_by("prlimit --fsize=1", &tool);
+        let run = run_command(limited.current_dir(scratch.path()));
+        assert_eq!(run.code, Some(1), "{line}: {run:?}");
+        assert!(run.stderr.contains("File too large"), "{line}: {run:?}");
+    }
 }

@@ -556,3 +556,95 @@ fn proc_of_another_pid_namespace_is_refused() {
         assert!(image(pid) == before);
     }
 }
+
+/// The tool with the words of `line`, run as nobody where /proc is mounted with `hidepid` by root.
+fn under_hidepid(mode: u8, tool: &Path, line: &str) -> Command {
+    let script = format!(
+        "mount -t proc -o hidepid={mode} proc /proc && \
+         exec setpriv --reuid=65534 --regid=65534 --clear-groups -- \"$@\""
+    );
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "sh", "-c", &script, "-"]);
+    unshare.arg(tool).args(line.split(' '));
+    unshare
+}
+
+// promise: Containers: A process that /proc hides (`hidepid`) is not said to have exited (3 modes × 4 commands)
+#[test]
+fn process_that_proc_hides_is_named() {
+    if !geteuid().is_root() {
+        // Only root may mount it like that.
+        return;
+    }
+    let scratch = Scratch::new();
+    let tool = scratch.copy(TOOL.as_ref(), "ocaml-probes");
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let why =
+        format!("process {pid} is hidden from this user by /proc, which is mounted with hidepid");
+    for mode in [1, 2, 4] {
+        for (line, end) in [
+            ("info", ""),
+            ("count -for 1ms", "; nothing was changed"),
+            ("attach -enable-all", "; nothing was changed"),
+            ("attach -live -enable-all", "; nothing was changed"),
+        ] {
+            let line = format!("{line} -pid {pid}");
+            let said = run_command(&mut under_hidepid(mode, &tool, &line)).failure();
+            let expected = format!("ocaml-probes: {why}{end}\nhint: use sudo\n");
+            assert_eq!(said, expected, "hidepid={mode}: {line}");
+        }
+        // One that does not exist is not hidden. proc_sys_kernel_pid_max(5): pids are below 2^22.
+        let said = run_command(&mut under_hidepid(mode, &tool, "info -pid 4194305")).failure();
+        assert!(said.contains("no process 4194305\n"), "{said}");
+        let listed = run_command(&mut under_hidepid(mode, &tool, "ps"));
+        assert_eq!(listed.code, Some(0), "{listed:?}");
+        assert!(listed.stderr.contains("mounted with hidepid"), "{listed:?}");
+    }
+}
+
+#[test]
+fn serve_by_name_needs_proc() {
+    let mut unshare = Command::new("unshare");
+    if !geteuid().is_root() {
+        unshare.args(["--user", "--map-root-user"]);
+    }
+    let line = "serve -name service -listen 127.0.0.1:0";
+    unshare.args([
+        "--mount",
+        "sh",
+        "-c",
+        r#"mount -t tmpfs none /proc && exec "$@""#,
+        "-",
+    ]);
+    let said = run_command(unshare.arg(TOOL).args(line.split(' '))).failure();
+    assert!(said.contains("/proc is not mounted"), "{said}");
+}
+
+#[test]
+fn trace_that_follows_needs_proc() {
+    for flag in ["", " -follow", " -follow -wait"] {
+        let mut unshare = Command::new("unshare");
+        if !geteuid().is_root() {
+            unshare.args(["--user", "--map-root-user"]);
+        }
+        unshare.args([
+            "--mount",
+            "sh",
+            "-c",
+            r#"mount -t tmpfs none /proc && exec "$@""#,
+            "-",
+        ]);
+        let line = format!("trace -enable plain{flag} -prog");
+        unshare
+            .arg(TOOL)
+            .args(line.split(' '))
+            .arg(fixture("gen_ocaml_2.pie"));
+        let said = run_command(&mut unshare).failure();
+        assert!(said.contains("/proc is not mounted"), "{flag}: {said}");
+        assert!(
+            said.contains("; the program was not started\n"),
+            "{flag}: {said}"
+        );
+    }
+}

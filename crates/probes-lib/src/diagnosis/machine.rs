@@ -48,10 +48,7 @@ fn proc_directory() -> Check {
 fn hidepid() -> Check {
     let kind = CheckKind::Hidepid;
     let own_mounts = mounts::own();
-    let hidden = mounts::of(&own_mounts)
-        .rfind(|it| it.mounted_at == "/proc")
-        .and_then(|it| hidden_by(it.options()));
-    match hidden {
+    match mounts::hidepid(&own_mounts) {
         Some(mode) if !is_ptracer(&own_status()) => Check::fail(
             kind,
             format!(
@@ -61,12 +58,6 @@ fn hidepid() -> Check {
         Some(mode) => Check::pass(kind, format!("hidepid={mode} hides nothing from this user")),
         None => Check::pass(kind, "/proc shows the processes of all users"),
     }
-}
-
-/// Returns the value of `hidepid`, if it hides something.
-fn hidden_by<'o>(mut options: impl Iterator<Item = &'o str>) -> Option<&'o str> {
-    let value = options.find_map(|it| it.strip_prefix("hidepid="))?;
-    (!["0", "off"].contains(&value)).then_some(value)
 }
 
 fn user() -> Check {
@@ -221,23 +212,5 @@ fn waits(process: &Process) -> Check {
             )
         }
         Err(why) => Check::fail(kind, why),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_of_hidepid_are_understood() {
-        for (options, expected) in [
-            ("rw", None),
-            ("rw,hidepid=0", None),
-            ("rw,gid=4,hidepid=off", None),
-            ("rw,hidepid=2", Some("2")),
-            ("rw,gid=4,hidepid=invisible", Some("invisible")),
-        ] {
-            assert_eq!(hidden_by(options.split(',')), expected, "{options}");
-        }
     }
 }

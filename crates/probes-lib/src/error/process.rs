@@ -149,6 +149,9 @@ pub enum Denial {
         /// That user's name.
         name: String,
     },
+    /// /proc is mounted with the option `hidepid` (proc(5)), and does not show the process to this user.
+    #[error("is hidden from this user by /proc, which is mounted with hidepid")]
+    Hidden,
     /// The process is in a user namespace in which this process has no capabilities.
     #[error("is in another user namespace")]
     UserNamespace,

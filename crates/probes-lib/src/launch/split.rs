@@ -29,7 +29,7 @@ use super::{Launch, Launched};
 use crate::error::{Effect, Error, LaunchError, Result};
 use crate::follow::session::FollowSession;
 use crate::follow::{Follow, FollowEvent, TracerSide};
-use crate::process::Process;
+use crate::process::{Process, check_proc};
 use crate::select::Actions;
 use crate::sys::fork;
 use crate::sys::signals::{self, SignalsAtLaunch};
@@ -132,6 +132,9 @@ impl Launch {
                 LaunchError::FollowedAndObserved,
             ));
         }
+        // Nothing is opened below /proc before the program is started: without this, it would be the program that is not
+        // found.
+        check_proc()?;
         let file = resolve(&self.command);
         if let Some(file) = &file {
             refuse_privileged(file)?;

@@ -10,7 +10,7 @@ use nix::unistd::{Uid, User, geteuid};
 
 use crate::error::{Denial, Error, Operation, ProcessError};
 use crate::process::status::Status;
-use crate::process::{Process, is_gone, is_task_gone, name_of};
+use crate::process::{Process, hidden, is_gone, name_of};
 use crate::sys::ptrace;
 
 /// The name of our threads that trace a process for a short time only.
@@ -23,6 +23,9 @@ const CAP_SYS_PTRACE: u64 = 1 << 19;
 pub(crate) fn error(process: &Process, operation: Operation, errno: Errno) -> Error {
     let pid = process.pid();
     match errno {
+        Errno::EPERM | Errno::EACCES | Errno::ENOENT | Errno::ESRCH if process.is_hidden() => {
+            hidden(pid, operation)
+        }
         // The files in /proc of an exited process belong to root, which looks like a denial.
         Errno::EPERM | Errno::EACCES if process.has_exited() => {
             Error::of_process(pid, ProcessError::Exited)
@@ -50,7 +53,7 @@ pub(crate) fn denied_or_exited(
 ) -> Error {
     match source.raw_os_error().map(Errno::from_raw) {
         Some(errno @ (Errno::EPERM | Errno::EACCES)) => error(process, operation, errno),
-        _ if is_task_gone(&source) => Error::of_process(process.pid(), ProcessError::Exited),
+        Some(errno) if is_gone(errno) => error(process, operation, errno),
         _ => Error::of_call(process.pid(), operation, source),
     }
 }

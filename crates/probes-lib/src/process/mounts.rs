@@ -17,6 +17,12 @@ impl<'t> Mount<'t> {
     pub(crate) fn options(&self) -> impl Iterator<Item = &'t str> {
         self.options.split(',')
     }
+
+    /// Returns the value of its option `hidepid`, if that hides something.
+    fn hidepid(&self) -> Option<&'t str> {
+        let value = self.options().find_map(|it| it.strip_prefix("hidepid="))?;
+        (!["0", "off"].contains(&value)).then_some(value)
+    }
 }
 
 /// Returns the text about the mounts of this process; nothing if it cannot be read.
@@ -41,6 +47,12 @@ fn parse(line: &str) -> Option<Mount<'_>> {
     })
 }
 
+/// Returns how /proc hides processes (proc(5), `hidepid`) by these mounts; `None` if it hides none.
+pub(crate) fn hidepid(text: &str) -> Option<&str> {
+    let proc = of(text).rfind(|it| it.mounted_at == "/proc")?;
+    proc.hidepid()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +71,23 @@ mod tests {
             "/docker/1 /sys/fs/cgroup cgroup2 rw",
         ];
         assert_eq!(mounts, expected);
+    }
+
+    #[test]
+    fn values_of_hidepid_are_understood() {
+        for (options, expected) in [
+            ("rw", None),
+            ("rw,hidepid=0", None),
+            ("rw,gid=4,hidepid=off", None),
+            ("rw,hidepid=2", Some("2")),
+            ("rw,gid=4,hidepid=invisible", Some("invisible")),
+        ] {
+            let text = format!("24 30 0:22 / /proc rw - proc proc {options}\n");
+            assert_eq!(hidepid(&text), expected, "{options}");
+        }
+        // What is mounted last hides what is below.
+        let text = "24 30 0:22 / /proc rw - proc proc rw,hidepid=2\n25 24 0:23 / /proc rw - proc proc rw\n";
+        assert_eq!(hidepid(text), None);
     }
 
     #[test]

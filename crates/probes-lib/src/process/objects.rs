@@ -17,7 +17,9 @@ use crate::address::PAGE;
 use crate::elf::ElfFile;
 use crate::elf::file_version::FileVersion;
 use crate::elf::table::ProbeTable;
-use crate::error::{ElfDefect, Error, ErrorKind, FileError, ProbeError, Result};
+use crate::error::{
+    ElfDefect, Error, ErrorKind, FileError, ProbeError, Result, Subject, is_shortage,
+};
 use crate::memory::ReadMemory;
 use crate::process::Process;
 use crate::process::load_bias;
@@ -129,10 +131,26 @@ pub(crate) fn others(
 /// The file of a mapping, which could not be read.
 pub(crate) fn unreadable(mapping: &Mapping, why: Error) -> UnreadableObject {
     let path = mapped_path(mapping);
+    let path = without_mark(&path).map_or(path.clone(), PathBuf::from);
     UnreadableObject {
-        path: without_mark(&path).map_or(path.clone(), PathBuf::from),
-        why: Arc::new(why),
+        why: Arc::new(about_file(why, &path)),
+        path,
         may_have_usdt_probes: true,
+    }
+}
+
+/// Makes an error name the file if we lacked descriptors or memory, which says nothing about the process.
+fn about_file(error: Error, path: &Path) -> Error {
+    if !error.is_shortage() || matches!(error.subject(), Subject::File(_)) {
+        return error;
+    }
+    let source = std::error::Error::source(&error).and_then(|it| it.downcast_ref::<io::Error>());
+    match source.and_then(io::Error::raw_os_error) {
+        Some(errno) => {
+            let source = io::Error::from_raw_os_error(errno);
+            Error::of_file(path, FileError::Open { source })
+        }
+        None => error,
     }
 }
 
@@ -176,9 +194,19 @@ fn opened_code_file(
 ) -> Result<Option<ElfFile>> {
     let (file, metadata) = match opened {
         Ok(opened) => opened,
-        // Code that a program has generated, or that is not mapped any more.
-        Err(_) if !is_elf(process, maps, mapping) => return Ok(None),
-        Err(error) => return Err(error),
+        Err(error) if error.is_shortage() => return Err(error),
+        Err(error) => match is_elf(process, maps, mapping) {
+            Ok(true) => return Err(error),
+            // Then it is not known what it is.
+            Err(source) if is_shortage(&source) => {
+                return Err(Error::of_file(
+                    mapped_path(mapping),
+                    FileError::Open { source },
+                ));
+            }
+            // Code that a program has generated, or that is not mapped any more.
+            Ok(false) | Err(_) => return Ok(None),
+        },
     };
     if !metadata.is_file() {
         return Ok(None);
@@ -223,11 +251,11 @@ fn open(process: &Process, maps: &[Mapping], mapping: &Mapping) -> Result<(File,
     match opened {
         Ok((metadata, file)) => Ok((file, metadata)),
         Err(source) => Err(match without_mark(&path) {
-            Some(path) => {
+            Some(path) if !is_shortage(&source) => {
                 let in_memory = path.as_encoded_bytes().starts_with(b"/memfd:");
                 Error::of_file(path, FileError::Nameless { in_memory })
             }
-            None => Error::of_file(path, FileError::Open { source }),
+            _ => Error::of_file(path, FileError::Open { source }),
         }),
     }
 }
@@ -259,10 +287,10 @@ fn is_mapped(
 }
 
 /// Returns whether the file of a mapping may be an ELF file, by its first bytes if they are mapped.
-fn is_elf(process: &Process, maps: &[Mapping], mapping: &Mapping) -> bool {
+fn is_elf(process: &Process, maps: &[Mapping], mapping: &Mapping) -> io::Result<bool> {
     let mut magic = [0; 4];
-    let found = read_first(process, maps, mapping, &mut magic);
-    found.is_ok_and(|is_mapped| !is_mapped || magic == *b"\x7fELF")
+    let is_mapped = read_first(process, maps, mapping, &mut magic)?;
+    Ok(!is_mapped || magic == *b"\x7fELF")
 }
 
 /// Reads the beginning of a mapping's file from memory; returns whether it is mapped.

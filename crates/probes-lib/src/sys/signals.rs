@@ -267,6 +267,29 @@ pub(crate) fn raise_sigchld() {
     }
 }
 
+/// Lets a write fail (EFBIG) that would make a file longer than the limit of its length (`ulimit -f`), instead of ending
+/// this process by SIGXFSZ. Programs that it starts inherit nothing of that: execve(2) resets the handler, which does
+/// nothing, to the default. Without effect if the signal is ignored.
+///
+/// ```
+/// probes_lib::survive_file_limit();
+/// ```
+pub fn survive_file_limit() {
+    extern "C" fn do_nothing(_signal: c_int) {}
+    if is_ignored(libc::SIGXFSZ) {
+        return;
+    }
+    let handler: extern "C" fn(c_int) = do_nothing;
+    // SAFETY: the action is plain data, for which all zeroes is a valid value; the handler has the type that is wanted
+    // without SA_SIGINFO, and does nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        libc::sigaction(libc::SIGXFSZ, &raw const action, std::ptr::null_mut());
+    }
+}
+
 fn empty() -> libc::sigset_t {
     // SAFETY: sigset_t is plain data, and sigemptyset initialises all of it.
     unsafe {

@@ -3,22 +3,27 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{SysconfVar, sysconf};
-use probes_lib::{Error, Observation, Options, RuntimeEvents, Target, pids};
+use probes_lib::{
+    Error, Observation, Options, RuntimeEvents, Target, check_proc, pids, proc_hides_others,
+};
 
 use super::notifications::{Notification, NotificationSender};
 use super::observed::{ObservationId, Observed};
 use crate::commands::open_target::open_to_observe;
 use crate::failure::{Failure, exit_or_exec, may_have_functions};
-use crate::flags::{TargetSelection, comm, program_of};
+use crate::flags::{HIDDEN_OTHERS, TargetSelection, comm, program_of};
 use crate::messages::Messages;
+use crate::output::WarningKind;
 
 /// The most processes that are observed at a time.
 const MAX_PROCESSES: usize = 256;
@@ -30,6 +35,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// may not have loaded its libraries, or not have switched on its runtime events.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 const LOADING: Duration = Duration::from_secs(2);
+
+/// What a scan does first.
+const LISTING: &str = "list the processes";
 
 /// What to do with the processes that are found.
 pub(super) struct ServeRequest<'s> {
@@ -74,6 +82,8 @@ pub(super) struct Scanner<'s> {
     begun: u64,
     /// Whether nothing was looked at so far.
     is_first: bool,
+    /// Whether the last scan could not find out which processes there are.
+    has_failed: bool,
 }
 
 /// A process that was looked at.
@@ -148,15 +158,24 @@ impl RetryDelay {
 }
 
 impl<'s> Scanner<'s> {
+    /// Fails if processes are to be found by name, but cannot be listed.
     pub(super) fn new(
         wanted: ServeRequest<'s>,
         notifications: NotificationSender,
         ends: Receiver<Ended>,
         is_ending: Arc<AtomicBool>,
-    ) -> Scanner<'s> {
+    ) -> Result<Scanner<'s>, Failure> {
+        if wanted.selection.is_by_name() {
+            check_proc().map_err(Failure::Survey)?;
+            pids().map_err(|error| Failure::System(LISTING, error))?;
+            if proc_hides_others() {
+                wanted.messages.note(HIDDEN_OTHERS);
+            }
+        }
         let given = wanted.selection.given().iter();
-        let given = given.map(|&pid| (pid, started(pid))).collect();
-        Scanner {
+        let given = given.map(|&pid| (pid, started(pid).ok().flatten()));
+        let given = given.collect();
+        Ok(Scanner {
             given,
             wanted,
             notifications,
@@ -166,7 +185,8 @@ impl<'s> Scanner<'s> {
             executed: BTreeMap::new(),
             begun: 0,
             is_first: true,
-        }
+            has_failed: false,
+        })
     }
 
     pub(super) fn run(mut self) {
@@ -232,10 +252,15 @@ impl<'s> Scanner<'s> {
             if self.is_ending.load(Ordering::Relaxed) {
                 return;
             }
-            // It has exited, or executes a program now that is not selected.
-            let Some((identity, program)) = self.candidate(pid) else {
-                self.executed.remove(&pid);
-                continue;
+            let (identity, program) = match self.candidate(pid) {
+                Ok(Some(found)) => found,
+                // It has exited, or executes a program now that is not selected.
+                Ok(None) => {
+                    self.executed.remove(&pid);
+                    continue;
+                }
+                // The next scan says so.
+                Err(_) => return,
             };
             if since.elapsed() >= LOADING {
                 self.executed.remove(&pid);
@@ -252,7 +277,12 @@ impl<'s> Scanner<'s> {
     }
 
     fn scan(&mut self) {
-        let candidates = self.candidates();
+        let candidates = match self.candidates() {
+            Ok(candidates) => candidates,
+            // Those that are known stay.
+            Err(error) => return self.report_failed_scan(error),
+        };
+        self.has_failed = false;
         let is_there = |pid: &i32, known: &KnownProcess| {
             let found = candidates.get(pid);
             found.is_some_and(|(identity, _)| *identity == known.identity)
@@ -275,16 +305,31 @@ impl<'s> Scanner<'s> {
         }
     }
 
+    /// Says why a scan has failed, once.
+    fn report_failed_scan(&mut self, error: io::Error) {
+        if !self.has_failed {
+            self.wanted.messages.warning(
+                WarningKind::UnreadableFile,
+                &Failure::System(LISTING, error).to_string(),
+                "those that are observed stay observed; others are looked for again at each scan",
+            );
+        }
+        self.has_failed = true;
+    }
+
     /// The processes that are selected and run now, with the names of their programs; in the first scan, also pids
     /// that were given and do not exist.
-    fn candidates(&self) -> BTreeMap<i32, (Identity, String)> {
+    fn candidates(&self) -> io::Result<BTreeMap<i32, (Identity, String)>> {
         let given = self.wanted.selection.given();
         let mut looked_at = given.to_vec();
         if self.wanted.selection.is_by_name() {
-            let all = pids().into_iter().flatten();
+            let all = pids()?.into_iter();
             looked_at.extend(all.filter(|pid| !given.contains(pid)));
         }
-        let with_pid = |pid| Some((pid, self.candidate(pid)?));
+        let with_pid = |pid| {
+            let candidate = self.candidate(pid).transpose()?;
+            Some(candidate.map(|it| (pid, it)))
+        };
         looked_at.into_iter().filter_map(with_pid).collect()
     }
 
@@ -293,25 +338,26 @@ impl<'s> Scanner<'s> {
         self.given.get(&pid) == Some(&started)
     }
 
-    /// A process, if it is selected and runs now, with the name of its program.
-    fn candidate(&self, pid: i32) -> Option<(Identity, String)> {
+    /// A process, if it is selected and runs now, with the name of its program. An error if we lack descriptors or memory
+    /// to find out.
+    fn candidate(&self, pid: i32) -> io::Result<Option<(Identity, String)>> {
         let selection = self.wanted.selection;
         let name = program_name(pid);
-        let started = started(pid);
+        let started = started(pid)?;
         let is_given = self.is_given(pid, started);
         let is_own = pid == std::process::id() as i32;
         let is_named =
             (name.as_ref()).is_some_and(|name| !is_own && selection.selects_program(name));
         // In the first scan, a given pid that does not exist is kept, so that opening it fails and is reported.
         if !(is_named || is_given) || (started.is_none() && !self.is_first) {
-            return None;
+            return Ok(None);
         }
         let executable = executable(pid);
         let identity = Identity {
             started,
             executable,
         };
-        Some((identity, name.unwrap_or_default()))
+        Ok(Some((identity, name.unwrap_or_default())))
     }
 
     fn look_at(&mut self, pid: i32, identity: Identity, program: String) {
@@ -433,7 +479,7 @@ impl<'s> Scanner<'s> {
             target => target?,
         };
         // After it was opened: another process may have got its pid since it was found.
-        if started(pid) != identity.started {
+        if started(pid).ok() != Some(identity.started) {
             return Ok(None);
         }
         let (events, no_events) = match wanted.events.then(|| RuntimeEvents::of_process_if_on(pid))
@@ -527,7 +573,7 @@ fn is_no_program_of_ocaml(error: &Error) -> bool {
 /// process of another user), `/proc/PID/comm`, which has at most 15 bytes.
 fn program_name(pid: i32) -> Option<String> {
     match program_of(pid) {
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => comm(pid),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => comm(pid),
         // It has exited, or it is a kernel thread and we are root (for others, the link of a kernel thread is denied).
         program => program.ok(),
     }
@@ -539,18 +585,32 @@ fn executable(pid: i32) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))
 }
 
-/// When a process was started, in ticks since boot; proc(5), field 22.
-fn started(pid: i32) -> Option<u64> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
+/// When a process was started, in ticks since boot; `None` if it does not exist. An error if we lack descriptors or
+/// memory to find out.
+fn started(pid: i32) -> io::Result<Option<u64>> {
+    match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => Ok(start_in(&String::from_utf8_lossy(&stat))),
+        Err(error) if is_shortage(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// The time of the start in `/proc/PID/stat`: proc(5), field 22.
+fn start_in(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether an error says nothing about the process.
+fn is_shortage(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw);
+    matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM))
 }
 
 /// How long ago a process was started.
 fn age(pid: i32) -> Option<Duration> {
     let ticks = sysconf(SysconfVar::CLK_TCK).ok()??;
-    let started = Duration::from_secs(started(pid)?) / u32::try_from(ticks).ok()?;
+    let started = Duration::from_secs(started(pid).ok()??) / u32::try_from(ticks).ok()?;
     let now = Duration::from(clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?);
     now.checked_sub(started)
 }
