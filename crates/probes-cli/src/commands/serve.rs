@@ -332,6 +332,12 @@ impl Exporter<'_> {
         let started = thread::Builder::new().spawn(|| server.run());
         started.map_err(|source| Failure::System("start a thread", source))?;
         let observed = self.processes.observed();
+        if self.processes.is_empty() {
+            // With -name: those that are started later are observed.
+            messages.note_to_people(
+                "no process is selected yet: -name is the name of the program's file, to which /proc/PID/exe points",
+            );
+        }
         let text = output::serving(self.output.format, self.address, observed)?;
         self.output.print(&text)
     }

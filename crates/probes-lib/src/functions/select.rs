@@ -23,6 +23,8 @@ pub(crate) struct FunctionPlace<'f> {
     /// The index of the selector that names it (a name, an address, a line, or work of the collector); `None` if only
     /// patterns select it.
     pub(crate) named_by: Option<usize>,
+    /// Whether it is the only place that this selector names; not known before all places are.
+    pub(crate) is_named_alone: bool,
     pub(crate) selected_by: SelectedBy,
 }
 
@@ -157,6 +159,7 @@ impl Functions {
                         function,
                         offset,
                         named_by: Some(index),
+                        is_named_alone: false,
                         selected_by: SelectedBy::Function,
                     });
                 }
@@ -240,6 +243,7 @@ impl Functions {
                     },
                     offset: 0,
                     named_by,
+                    is_named_alone: false,
                     selected_by: SelectedBy::Function,
                 }));
             }
@@ -469,6 +473,7 @@ impl FunctionObject {
             },
             offset: address.0 - function.address().0,
             named_by,
+            is_named_alone: false,
             selected_by,
         }
     }

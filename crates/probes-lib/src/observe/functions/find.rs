@@ -1,7 +1,7 @@
 //! Finds the functions that an observation selects, and what is wanted of each.
 
 use std::cell::LazyCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -371,6 +371,13 @@ fn merged<'f, 's>(
         places
     });
     let mut places = all.merged(renamed.collect());
+    let mut named: HashMap<usize, usize> = HashMap::new();
+    for index in places.iter().filter_map(|place| place.named_by) {
+        *named.entry(index).or_default() += 1;
+    }
+    for place in &mut places {
+        place.is_named_alone = place.named_by.is_some_and(|index| named[&index] == 1);
+    }
     let is_kernels = |place: &FunctionPlace<'_>| place.function.object.is_kernels();
     if !places.iter().all(is_kernels) {
         // A pattern that also matches other places is not meant for code that can never be patched.

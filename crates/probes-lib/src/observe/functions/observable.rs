@@ -79,6 +79,7 @@ impl<'f> ObservableFunctions<'f> {
             function: *function,
             offset: 0,
             named_by: None,
+            is_named_alone: false,
             selected_by: SelectedBy::Function,
         };
         // Of a file, any load bias will do: where it will be loaded is not known.

@@ -367,9 +367,9 @@ impl<'w> KnownPlace<'w> {
         };
         match questions.of_calls(&scope, &arguments) {
             Ok(asked) => Ok(Some(asked)),
-            // A pattern that matches others as well is not meant for these.
+            // A pattern or a name that others have as well is not meant for these.
             Err(bad)
-                if self.place.named_by.is_none()
+                if !self.place.is_named_alone
                     && (bad.is_about_arguments()
                         || questions.of_calls(&scope.of_words(), &arguments).is_ok()) =>
             {
