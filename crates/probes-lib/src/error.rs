@@ -468,6 +468,17 @@ impl Error {
         self
     }
 
+    /// Returns the message without the effect: for a caller that tries again.
+    ///
+    /// ```no_run
+    /// if let Err(error) = probes_lib::Target::open(4242) {
+    ///     println!("trying again: {}", error.text_without_effect());
+    /// }
+    /// ```
+    pub fn text_without_effect(&self) -> String {
+        self.kind().with_subject(self.subject())
+    }
+
     /// Returns the same error without an effect: for a caller that tries another way, whose effect this error cannot
     /// know.
     #[must_use]
@@ -507,7 +518,7 @@ impl fmt::Debug for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.kind().with_subject(self.subject());
+        let text = self.text_without_effect();
         f.write_str(&text)?;
         let effect = match self.effect() {
             Effect::Unspecified => return Ok(()),

@@ -276,7 +276,7 @@ impl Process {
 
     /// Returns whether every thread has at least begun to exit.
     pub(crate) fn has_exited(&self) -> bool {
-        self.living_thread().is_none()
+        self.living_thread().is_none() && !self.is_hidden()
     }
 
     /// Checks that it is a process with a program.

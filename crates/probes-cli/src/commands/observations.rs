@@ -35,8 +35,8 @@ pub(super) struct Observations<'o> {
     is_interrupted: bool,
 }
 
-/// How much longer than asked for processes may be observed without a note.
-const LATE: Duration = Duration::from_millis(500);
+/// How much later than they were read for the last time processes may be restored without a note.
+const NOTED_DELAY: Duration = Duration::from_millis(500);
 
 /// What is observed of each process, how, and for how long.
 pub(super) struct ObservationRequest {
@@ -195,7 +195,12 @@ impl<'o> Observations<'o> {
         }
         failures.add(shown);
         let read_until = processes.take_results(removed, lasted, &mut last, handler);
-        note_late_end(self.duration, read_until, self.output);
+        if read_until > lasted + NOTED_DELAY {
+            self.output.messages.note_to_people(&format!(
+                "the figures are of {:.1} s: the observation could not be removed before",
+                read_until.as_secs_f64()
+            ));
+        }
         for (pid, error) in unrestored {
             let failure = Failure::of_removal(pid, error);
             processes.failures.add(pid, failure);
@@ -271,16 +276,6 @@ impl<'o> Observations<'o> {
             }
             reading_at = reading_after(at, interval, took);
         }
-    }
-}
-
-/// Notes that processes were observed for longer than was asked for, because the observation could not be removed sooner.
-fn note_late_end(asked: Option<Duration>, read_until: Duration, output: &Output) {
-    if asked.is_some_and(|asked| read_until > asked.saturating_add(LATE)) {
-        output.messages.note(&format!(
-            "the figures are of {:.1} s: the observation could not be removed before",
-            read_until.as_secs_f64()
-        ));
     }
 }
 

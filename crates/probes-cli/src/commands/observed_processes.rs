@@ -40,7 +40,7 @@ struct ObservedProcess {
     reading: Option<usize>,
     /// Whether it was read together with the others, in the end.
     is_read_last: bool,
-    /// When its observation was removed: it records until then.
+    /// When it was last tried to remove its observation: it records until then.
     removed_at: Option<Duration>,
     /// When a reading failed: it is not read again.
     failed_at: Option<Duration>,
@@ -289,9 +289,9 @@ impl ObservedProcesses {
             &mut observed,
             |(_, pid)| self.failures.messages(*pid),
             |(one, _)| {
-                let removed = one.observer.remove();
+                // Not after it: the memory may be unmapped a second or more after the sites are restored.
                 one.removed_at = Some(begun.elapsed());
-                removed
+                one.observer.remove()
             },
         )
     }

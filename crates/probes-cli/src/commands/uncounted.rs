@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use probes_lib::{Counts, Observer, RefusedFunction, UnreadableObject};
+use probes_lib::{Counts, Observer, Refusal, RefusedFunction, UnreadableObject};
 
 use super::open_target::warn_of_unreadable;
 use crate::flags::CallArgumentsFlag;
@@ -59,8 +59,19 @@ fn warn_except(
             function.why
         ));
     }
-    if let Some(warning) = warning(&counts, counted) {
-        let what = what(refused);
+    let is_copy = |it: &RefusedFunction| it.why == Refusal::MappedAgain;
+    let (copies, refused): (Vec<_>, Vec<_>) = refused.iter().cloned().partition(is_copy);
+    if !copies.is_empty() {
+        let names = names(&copies);
+        messages.warning(
+            WarningKind::Uncounted,
+            &format!("calls of {names} in a second mapping of the file are not {counted}: figures are too low"),
+            "the program has mapped its own code again, as V8 does; -v gives the addresses",
+        );
+    }
+    let selected = counts.selected_functions().saturating_sub(copies.len());
+    if let Some(warning) = warning(&refused, selected, counted) {
+        let what = what(&refused);
         let too_low = of_part(&counts).map_or_else(String::new, |names| {
             format!(", so figures of {names} are too low")
         });
@@ -119,12 +130,22 @@ fn warn_of_missing(messages: &Messages, observer: &Observer, (what, are_missing)
     }
 }
 
-fn warning(counts: &Counts, counted: &str) -> Option<String> {
-    let refused = counts.refused();
+/// The names of a few functions; of more, how many there are.
+fn names(functions: &[RefusedFunction]) -> String {
+    let few = functions.iter().take(FEW + 1).map(|it| &*it.name);
+    let names: Vec<&str> = few.collect();
+    if names.len() <= FEW {
+        names.join(", ")
+    } else {
+        number_of(functions.len(), "function")
+    }
+}
+
+fn warning(refused: &[RefusedFunction], selected: usize, counted: &str) -> Option<String> {
     if refused.is_empty() {
         return None;
     }
-    let all = number_of(counts.selected_functions(), what(refused));
+    let all = number_of(selected, what(refused));
     Some(format!(
         "{} of {all} cannot be {counted}: {}",
         refused.len(),

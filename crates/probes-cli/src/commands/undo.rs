@@ -13,8 +13,8 @@ use crate::text::join_first_few;
 /// How long attempts are repeated while the error is transient.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// After how long it is said that attempts are repeated.
-const SILENT: Duration = Duration::from_secs(1);
+/// After how long a note says that attempts are repeated.
+const NOTED_AFTER: Duration = Duration::from_secs(1);
 
 /// How long until the next attempt.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
@@ -97,7 +97,7 @@ pub(super) fn retry_each<P, T>(
         if !results.iter().any(is_busy) || !may_try() || signals.take_interrupt() {
             return results;
         }
-        let is_long = !is_said && begun.elapsed() >= SILENT;
+        let is_long = !is_said && begun.elapsed() >= NOTED_AFTER;
         for (process, result) in processes.iter().zip(&results) {
             let Some(error) = result.as_ref().err().filter(|it| it.is_transient()) else {
                 continue;
@@ -105,8 +105,9 @@ pub(super) fn retry_each<P, T>(
             messages(process).step(format_args!("trying again: {error}"));
             if is_long {
                 let seconds = RETRY_TIMEOUT.as_secs();
+                let why = error.text_without_effect();
                 messages(process).note(&format!(
-                    "trying for up to {seconds} s to restore it: {error}"
+                    "not restored so far, trying for up to {seconds} s: {why}"
                 ));
             }
         }

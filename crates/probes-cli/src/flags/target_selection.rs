@@ -185,7 +185,9 @@ fn pid_or_hint(typed: &str) -> Result<i32, String> {
     let is_name = |byte: u8| byte.is_ascii_alphabetic() || b"._-".contains(&byte);
     pid(typed).map_err(|why| {
         if typed.bytes().all(is_name) && !typed.is_empty() {
-            format!("{why}; -name {typed} selects the processes whose program has that name")
+            format!(
+                "{why}; -name {typed} selects the processes whose program's name begins with that"
+            )
         } else {
             why
         }

@@ -132,21 +132,23 @@ fn program_file_without_read_permission_is_named() {
     let directory = Directory::new("unreadable");
     let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
     let program = directory.copy(&fixture("gen_ocaml_2.pie"), "program");
-    fs::set_permissions(&program, Permissions::from_mode(0o711)).unwrap();
-    if !geteuid().is_root() {
-        // Its owner may read it in spite of the mode of others.
-        fs::set_permissions(&program, Permissions::from_mode(0o111)).unwrap();
-    }
     let mut target = Talker::spawn(&mut as_ordinary_user(&program));
     target.expect("ready");
+    // After it was started: a program that its user may not read then makes the process not dumpable.
+    fs::set_permissions(&program, Permissions::from_mode(0o111)).unwrap();
     for command in ["info", "stack", "count -fn main"] {
         let mut tool = as_ordinary_user(&tool);
         tool.args(command.split(' '));
         let error = run_command(tool.arg(format!("-pid={}", target.pid()))).failure();
-        // Where the kernel makes such a process not dumpable, it is one of the possible reasons.
-        assert!(error.contains("a program file that "), "{error}");
-        assert!(error.contains(" user may not read"), "{error}");
-        assert!(error.contains("\nhint: use sudo"), "{error}");
+        let why = format!(
+            "process {} executes a program file that this user may not read",
+            target.pid()
+        );
+        assert!(error.contains(&why), "{error}");
+        assert!(
+            error.ends_with("\nhint: use sudo, or permit it: sudo chmod +r FILE\n"),
+            "{error}"
+        );
     }
 }
 

@@ -362,6 +362,9 @@ fn code_that_is_mapped_again_is_reported() {
             let ended = running.end();
             let warning = object(ended.stderr.lines().next().unwrap());
             assert_eq!(warning["kind"], "uncounted");
+            let text = warning["message"].as_str().unwrap();
+            let begin = "calls of leaf in a second mapping of the file are not ";
+            assert!(text.starts_with(begin), "{text}");
             let answer = object(ended.answer().lines().next().unwrap());
             let refused = &answer["refused"];
             assert_eq!(refused[1], Value::Null, "{refused}");

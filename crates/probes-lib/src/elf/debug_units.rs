@@ -1,6 +1,6 @@
 //! The compilation units of debugging information (DWARF): one after the other, and by what they contain.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,6 +19,9 @@ const MAX_PARSED: u64 = 16 << 20;
 /// How often all abbreviations are read. Each unit has a table of its own, or one that others have too; those of a hostile file
 /// may all have one that is as long as the file.
 const MAX_PARSED_TIMES: u64 = 4;
+
+/// How many bytes of tables are kept in memory with the units that entries of others refer to.
+const MAX_KEPT: u64 = 64 << 20;
 
 /// Returns whether a section is needed to read units and the tables of their source lines. `.debug_addr` is: without it, a unit
 /// that says by an index where it begins (DW_FORM_addrx, as clang writes) cannot be read.
@@ -96,6 +99,9 @@ impl<'s, 'd> DebugUnits<'s, 'd> {
         if let Some(known) = self.tables.get(&at) {
             return Some(known.clone());
         }
+        if self.is_cut() {
+            return None;
+        }
         let size = table_size(self.dwarf, at);
         self.parsed_left = self.parsed_left.saturating_sub(size.len);
         self.tables_memory += size.memory;
@@ -116,39 +122,48 @@ impl<'s, 'd> DebugUnits<'s, 'd> {
 /// The units of a file by what they contain: entries refer to those of other units where the linker has optimized (LTO).
 pub(super) struct UnitsByOffset<'s, 'd> {
     dwarf: &'s Dwarf<DwarfBytes<'d>>,
-    /// Their headers, in the order in which they are in the file.
-    headers: OnceCell<Vec<UnitHeader<DwarfBytes<'d>>>>,
-    /// Those that were read so far, each by its place in `headers`; `None` if it cannot be read. So each is read once.
-    read: RefCell<HashMap<usize, Option<Rc<Unit<DwarfBytes<'d>>>>>>,
+    /// Where they begin, in the order in which they are in the file.
+    starts: OnceCell<Vec<DebugInfoOffset>>,
+    /// Those that were read last; `None` if one cannot be read. Their tables of abbreviations are kept with them.
+    read: RefCell<HashMap<DebugInfoOffset, Option<Rc<Unit<DwarfBytes<'d>>>>>>,
     reader: RefCell<DebugUnits<'s, 'd>>,
+    /// How much memory of tables the reader had taken when `read` was cleared.
+    cleared_at: Cell<u64>,
 }
 
 impl<'s, 'd> UnitsByOffset<'s, 'd> {
     pub(super) fn of(dwarf: &'s Dwarf<DwarfBytes<'d>>) -> UnitsByOffset<'s, 'd> {
         UnitsByOffset {
             dwarf,
-            headers: OnceCell::new(),
+            starts: OnceCell::new(),
             read: RefCell::default(),
             reader: RefCell::new(DebugUnits::of(dwarf)),
+            cleared_at: Cell::new(0),
         }
     }
 
     /// Returns the unit that contains this offset of `.debug_info`, without its source lines; `None` if there is none, or it
     /// cannot be read.
     pub(super) fn containing(&self, at: DebugInfoOffset) -> Option<Rc<Unit<DwarfBytes<'d>>>> {
-        let headers = self.headers.get_or_init(|| {
+        let starts = self.starts.get_or_init(|| {
             let mut headers = self.dwarf.units();
-            std::iter::from_fn(|| headers.next().ok()?).collect()
+            let next = || headers.next().ok()?.map(|header| header.offset());
+            let starts = std::iter::from_fn(next);
+            starts
+                .filter_map(|start| start.as_debug_info_offset())
+                .collect()
         });
-        let starts_after = |header: &UnitHeader<_>| {
-            let start = header.offset().as_debug_info_offset();
-            start.is_none_or(|start| start > at)
-        };
-        let index = headers.partition_point(|header| !starts_after(header));
-        let index = index.checked_sub(1)?;
+        let index = starts.partition_point(|start| *start <= at);
+        let start = starts[index.checked_sub(1)?];
         let mut read = self.read.borrow_mut();
-        let unit = read.entry(index).or_insert_with(|| {
-            let mut unit = self.reader.borrow_mut().read(headers[index])?;
+        let mut reader = self.reader.borrow_mut();
+        if reader.tables_memory - self.cleared_at.get() > MAX_KEPT {
+            self.cleared_at.set(reader.tables_memory);
+            read.clear();
+        }
+        let unit = read.entry(start).or_insert_with(|| {
+            let header = self.dwarf.debug_info.header_from_offset(start).ok()?;
+            let mut unit = reader.read(header)?;
             // Those of a hostile file may all have one table of names that is as long as the file.
             unit.line_program = None;
             Some(Rc::new(unit))

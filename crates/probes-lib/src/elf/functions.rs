@@ -777,14 +777,15 @@ fn code_of(elf: &ElfFile) -> RangeSet {
     RangeSet::of(segments.map(|segment| (segment.start.0, segment.file_len)))
 }
 
-/// Whether a file without known functions has none, as a library that has only data: what the linker adds to each file
+/// Whether a file without known functions has none, as a library that has only data: what the linker adds to each library
 /// is less code than this.
 fn has_only_data(elf: &ElfFile) -> bool {
     const MAX_ADDED: u64 = 1024;
+    let is_program = elf.interpreter().is_some() || elf.linking() == Linking::Fixed;
     let lens = elf.code_sections().map(|(_, _, len)| len);
+    let len = lens.fold(0, u64::saturating_add);
     // Without section headers, its code may be anything.
-    let all = lens.reduce(u64::saturating_add);
-    all.is_some_and(|len| len <= MAX_ADDED)
+    elf.has_sections() && !is_program && len <= MAX_ADDED
 }
 
 /// Where the sections of code begin and end: a function of unknown length ends there at the latest.

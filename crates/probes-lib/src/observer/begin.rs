@@ -144,7 +144,8 @@ impl Target {
                 }
                 Err(error) => error,
             };
-            let is_transient = self.is_due_to_changing_objects(&error);
+            let is_being_changed = error.is_being_updated();
+            let is_transient = is_being_changed || self.is_due_to_changing_objects(&error);
             // What has been installed so far is removed like the stale observation of a killed
             // tool.
             match remove_stale(&functions) {
@@ -160,6 +161,9 @@ impl Target {
             if !is_transient || budget.is_spent() {
                 let effect = cleaned.effect(error.effect());
                 return Err(error.with_effect(effect));
+            }
+            if is_being_changed {
+                lock::pause();
             }
             functions = self.find_functions(observation)?;
         }

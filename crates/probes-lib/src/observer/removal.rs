@@ -20,7 +20,7 @@ use crate::observe::read::values::ValueHistogram;
 use crate::observer::{Observer, source_of};
 use crate::process::maps::{Mapping, read_maps};
 use crate::process::memory::ProcessMemory;
-use crate::update::lock::UpdateLock;
+use crate::update::lock::{UpdateLock, while_being_changed};
 use crate::update::options::Options;
 
 /// All that an observation has recorded when it ends.
@@ -186,11 +186,11 @@ impl Observer {
             let read = || self.read_results(&source, Some(&memory));
             remove(process, &memory, &active.arenas, options, read)
         };
-        let removed = match remove_all() {
+        let removed = while_being_changed(options.deadline(), || match remove_all() {
             // Tries again, without that follower or with a new connection to it.
             Err(error) if is_follower_lost(&error) && !is_partly_removed(&error) => remove_all(),
             removed => removed,
-        };
+        });
         let stopped = before.map_or(Duration::ZERO, |before| process.stop_time().since(before));
         self.add_last_gaps(&removed, &maps);
         let removed = match (removed, &active.data) {

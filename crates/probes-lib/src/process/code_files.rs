@@ -38,6 +38,9 @@ const ATTEMPTS: usize = 3;
 /// How long the loader takes to map the parts of a file, at most as a rule.
 const MAPPING_TIME: Duration = Duration::from_millis(1);
 
+/// How many second mappings of code are looked for at most.
+const MAX_COPIES: usize = 64;
+
 /// What the kernel calls the vDSO in the maps.
 const VDSO: &str = "[vdso]";
 
@@ -216,8 +219,11 @@ impl CodeFiles {
                 let biases = |elf: &ElfFile| {
                     load_bias::of_object(&segments(elf), &maps, |it| file.is_of(it)).collect()
                 };
-                read.push((file, files.files.len()));
+                let first = files.files.len();
                 is_complete &= files.add(code_file(process, &maps, mapping), biases, mapping);
+                if files.files.len() > first {
+                    read.push((file, first));
+                }
             }
         }
         for mapping in maps.iter().filter(|it| it.executable && it.inode != 0) {
@@ -229,8 +235,12 @@ impl CodeFiles {
         Ok((files, is_complete))
     }
 
-    /// Adds a mapping of code of the file whose first place is `first`, if it is at none of its places.
+    /// Adds a mapping of code of the file whose first place is `first`, if it is at none of its places, and there are not
+    /// many of these already.
     fn add_copy(&mut self, first: usize, mapping: &Mapping) {
+        if self.copies.len() >= MAX_COPIES {
+            return;
+        }
         let Some(CodeFile { elf, .. }) = self.files.get(first) else {
             return;
         };

@@ -204,7 +204,7 @@ impl AccessChecks<'_> {
 
     /// The kernel lets us see which file it executes, but not open it.
     fn program_file(&self) -> Option<Denial> {
-        let is_seen = self.process.identity_of("exe").is_ok();
+        let is_seen = !self.is_privileged && self.process.identity_of("exe").is_ok();
         let opened = self.process.open_file("exe", OFlag::O_RDONLY);
         let is_denied = opened.is_err_and(|it| it.kind() == io::ErrorKind::PermissionDenied);
         (is_seen && is_denied).then_some(Denial::UnreadableProgram)

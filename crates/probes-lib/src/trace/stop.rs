@@ -74,11 +74,6 @@ impl Tracer<'_> {
                 LeaseOutcome::Stopped(stopped) => return Ok(stopped),
                 // The kernel is about to detach it.
                 LeaseOutcome::FollowerEnds if !budget.is_spent() => std::thread::sleep(TICK),
-                // So it is if a tool, or an earlier attempt of this one, has ended while it could not stop the process: the
-                // kernel detaches a little later. And a tool in a container, whose lock we cannot see, is done soon.
-                LeaseOutcome::Refused if error.is_being_updated() && !budget.is_spent() => {
-                    std::thread::sleep(TICK);
-                }
                 LeaseOutcome::FollowerEnds | LeaseOutcome::Refused => return Err(error),
             }
         }
@@ -600,8 +595,6 @@ fn busy(process: &Process, tid: i32, limit: Duration) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-
     use test_support::{Talker, fixture};
 
     use super::*;
@@ -639,34 +632,6 @@ mod tests {
         assert_eq!(tries('R', 3), (3, true));
         assert_eq!(tries('R', 4), (3, false));
         assert_eq!(tries('D', 2), (1, false));
-    }
-
-    // promise: Stopping and resuming: A tool that is about to detach, as it has ended or failed, is waited for
-    #[test]
-    fn tracer_that_ends_is_waited_for() {
-        let talker = Talker::start(&fixture("idle_threads.pie"));
-        let process = Process::open(talker.pid()).unwrap();
-        let (seized, is_seized) = mpsc::channel();
-        std::thread::scope(|scope| {
-            // It never sees the thread stop, so the kernel detaches it when the tracer ends.
-            scope.spawn(|| {
-                with_tracer(&[&process], |tracer| {
-                    tracer.seize(process.pid(), TraceScope::Threads).unwrap();
-                    seized.send(()).unwrap();
-                    std::thread::sleep(Duration::from_millis(50));
-                    Ok(())
-                })
-            });
-            is_seized.recv().unwrap();
-            let stop = |limit| {
-                let stopped = with_tracer(&[&process], |tracer| {
-                    tracer.stop(&process, limit).map(|it| it.tids().count())
-                });
-                stopped.map_err(|error| error.is_being_updated())
-            };
-            assert_eq!(stop(Duration::ZERO), Err(true));
-            assert!(matches!(stop(Duration::from_secs(10)), Ok(2..)));
-        });
     }
 
     #[test]

@@ -117,21 +117,17 @@ impl Updater<'_> {
     fn update_locked(&self, choose: Choose<'_>, deadline: Instant) -> Result<Report> {
         let stop_time = self.opened.process().stop_time();
         let before = stop_time.total();
-        loop {
-            match self.try_repeatedly(choose) {
-                // A tool in a container, whose lock we cannot see, updates the process.
-                Err(error) if error.is_being_updated() && Instant::now() < deadline => {
-                    self.record_not_carried_out();
-                    lock::pause();
-                }
-                done => {
-                    return done.map(|report| Report {
-                        stopped: stop_time.since(before),
-                        ..report
-                    });
-                }
+        let done = lock::while_being_changed(deadline, || {
+            let done = self.try_repeatedly(choose);
+            if done.as_ref().is_err_and(Error::is_being_updated) {
+                self.record_not_carried_out();
             }
-        }
+            done
+        });
+        done.map(|report| Report {
+            stopped: stop_time.since(before),
+            ..report
+        })
     }
 
     /// Checks whether [`Updater::update`] would succeed, as far as that is known while the process runs.

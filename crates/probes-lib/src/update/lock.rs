@@ -72,6 +72,21 @@ impl UpdateLock {
     }
 }
 
+/// Makes attempts until `deadline` while another tool has threads of the process that it has not let go. It may be a tool in a
+/// container, whose lock we cannot see; or one that was killed, or an attempt of this one that has failed: the kernel detaches
+/// it a little after its lock is free.
+pub(crate) fn while_being_changed<T>(
+    deadline: Instant,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    loop {
+        match attempt() {
+            Err(error) if error.is_being_updated() && Instant::now() < deadline => pause(),
+            done => return done,
+        }
+    }
+}
+
 /// Locks all these files; returns the first that cannot be locked.
 fn lock_all(files: Vec<File>) -> std::result::Result<Vec<Flock<File>>, (File, Errno)> {
     let lock = |file| Flock::lock(file, FlockArg::LockExclusiveNonblock);
@@ -156,8 +171,13 @@ fn holder(locks: &str, device: u64, inode: u64) -> Option<i32> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::sync::mpsc;
+
     use test_support::{Talker, fixture};
+
+    use super::*;
+    use crate::sys::ptrace::TraceScope;
+    use crate::trace::tracer::with_tracer;
 
     #[test]
     fn lock_holder_is_found_by_device_and_inode() {
@@ -173,6 +193,44 @@ mod tests {
         // The pid of a holder in another pid namespace is 0; on 78 there is no lock.
         assert_eq!(holder(locks, device, 77), None);
         assert_eq!(holder(locks, device, 78), None);
+    }
+
+    // promise: Other tracers and tools: A tool that has failed to stop a process, or was killed, and that the kernel has not detached
+    //    yet is waited for
+    #[test]
+    fn tracer_that_is_about_to_detach_is_waited_for() {
+        let talker = Talker::start(&fixture("idle_threads.pie"));
+        let process = Process::open(talker.pid()).unwrap();
+        let (seized, is_seized) = mpsc::channel();
+        let (end, ends) = mpsc::channel();
+        let process = &process;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                with_tracer(&[process], move |tracer| {
+                    tracer.seize(process.pid(), TraceScope::Threads).unwrap();
+                    seized.send(()).unwrap();
+                    // It never sees the thread stop, so the kernel detaches it when the tracer ends.
+                    Ok(ends.recv().unwrap())
+                })
+            });
+            is_seized.recv().unwrap();
+            let mut tries = 0;
+            let mut stop = |deadline| {
+                while_being_changed(deadline, || {
+                    tries += 1;
+                    if tries == 3 {
+                        end.send(()).unwrap();
+                    }
+                    let limit = Duration::from_secs(1);
+                    with_tracer(&[process], |tracer| {
+                        tracer.stop(process, limit).map(|it| it.tids().count())
+                    })
+                })
+            };
+            assert!(stop(Instant::now()).unwrap_err().is_being_updated());
+            let stopped = stop(Instant::now() + test_support::DEADLINE);
+            assert!(matches!(stopped, Ok(2..)), "{stopped:?}");
+        });
     }
 
     /// Takes the lock, and asserts that only one can have it.

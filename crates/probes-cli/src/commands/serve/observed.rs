@@ -168,19 +168,19 @@ impl Observed {
         }
     }
 
-    /// Removes the trampolines, if there are any; tries for some time.
+    /// Removes the trampolines, if there are any; tries for some time. Returns whether it has removed any.
     pub(super) fn remove(
         &mut self,
         signals: &TerminationSignals,
         messages: &Messages,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         self.remove_by(messages, |observer| {
             retry(signals, messages, || observer.remove())
         })
     }
 
     /// The same; tries once.
-    pub(super) fn try_to_remove(&mut self, messages: &Messages) -> Result<(), Failure> {
+    pub(super) fn try_to_remove(&mut self, messages: &Messages) -> Result<bool, Failure> {
         self.remove_by(messages, Observer::remove)
     }
 
@@ -188,17 +188,18 @@ impl Observed {
         &mut self,
         messages: &Messages,
         remove: impl FnOnce(&mut Observer) -> probes_lib::Result<ObservationReport>,
-    ) -> Result<(), Failure> {
+    ) -> Result<bool, Failure> {
         let pid = self.target.pid();
         let Some(observer) = &mut self.observer else {
-            return Ok(());
+            return Ok(false);
         };
         match remove(observer) {
             Ok(report) => {
                 warn_of_still_mapped(messages, pid, report.still_mapped);
-                Ok(())
+                Ok(true)
             }
-            Err(error) if exit_or_exec(&error).is_some() => Ok(()),
+            // Nothing is left, or it is left to the observer that has replaced this one.
+            Err(error) if exit_or_exec(&error).is_some() || error.is_replaced() => Ok(false),
             Err(error) => Err(Failure::of_removal(pid, error)),
         }
     }

@@ -40,8 +40,8 @@ pub(super) struct Processes {
     each: BTreeMap<i32, ServedProcess>,
     /// Those that are refused and not shown, because there are too many.
     unshown: BTreeSet<i32>,
-    /// Those that cannot be read, and whose instrumentation could not be removed so far.
-    unremoved: Vec<Observed>,
+    /// Those that cannot be read, and whose instrumentation is not removed so far.
+    unremoved: Vec<Unremoved>,
     removal_tried: Instant,
     /// What has ended, for the scanner; `None` once the scanner is to end.
     ends: Option<Sender<Ended>>,
@@ -72,6 +72,24 @@ struct ServedProcess {
     left_out: usize,
     /// How many selections it does not have, by the kinds of their errors.
     missing: BTreeMap<String, usize>,
+}
+
+/// A process that cannot be read, and whose instrumentation is not removed so far. The scanner is told that its observation has
+/// ended when that is done.
+struct Unremoved {
+    observed: Observed,
+    /// Whether it was said that it cannot be removed.
+    is_reported: bool,
+}
+
+impl Unremoved {
+    fn ended(&self) -> Ended {
+        Ended::Observation {
+            id: self.observed.id,
+            is_replaced: false,
+            may_have_executed: false,
+        }
+    }
 }
 
 impl ServedProcess {
@@ -325,34 +343,45 @@ impl Processes {
         }
     }
 
-    /// Removes the instrumentation of processes that cannot be read; if `is_new`, says what has failed.
-    fn try_to_remove(&mut self, is_new: bool) {
-        self.removal_tried = Instant::now();
-        let (messages, is_single) = (self.messages, self.is_single);
-        self.unremoved.retain_mut(|observed| {
-            let messages = messages.about_one(observed.target.pid(), is_single);
-            match observed.try_to_remove(&messages) {
-                Ok(()) => {
-                    if !is_new && !observed.target.has_exited() {
-                        messages.note("the process is restored now");
-                    }
-                    false
+    /// Tries to remove the instrumentation of one of the processes that cannot be read, if it is time to: that may take seconds,
+    /// in which nobody is answered.
+    fn remove_unread(&mut self) {
+        let is_due = self.removal_tried.elapsed() >= REMOVAL_INTERVAL;
+        let next = self.unremoved.iter().position(|it| !it.is_reported);
+        let Some(index) = next.or_else(|| is_due.then_some(0)) else {
+            return;
+        };
+        if self.unremoved.is_empty() {
+            return;
+        }
+        let mut unremoved = self.unremoved.remove(index);
+        let observed = &mut unremoved.observed;
+        let messages = self
+            .messages
+            .about_one(observed.target.pid(), self.is_single);
+        match observed.try_to_remove(&messages) {
+            Ok(is_removed) => {
+                if is_removed && unremoved.is_reported {
+                    messages.note("the process is restored now");
                 }
-                Err(failure) => {
-                    if is_new {
-                        messages.failure(&failure);
-                    }
-                    true
-                }
+                // It may be observed again.
+                self.tell_scanner(unremoved.ended());
             }
-        });
+            Err(failure) => {
+                if !unremoved.is_reported {
+                    messages.failure(&failure);
+                }
+                unremoved.is_reported = true;
+                // The others come before it.
+                self.unremoved.push(unremoved);
+            }
+        }
+        self.removal_tried = Instant::now();
     }
 
     /// Reads all processes.
     pub(super) fn read(&mut self) {
-        if self.removal_tried.elapsed() >= REMOVAL_INTERVAL {
-            self.try_to_remove(false);
-        }
+        self.remove_unread();
         let pids: Vec<i32> = self.each.keys().copied().collect();
         for pid in pids {
             self.read_one(pid);
@@ -413,9 +442,13 @@ impl Processes {
                 let failure = Failure::of_process(pid)(error);
                 process.refused = Some(failure.kind());
                 messages.failure(&failure);
-                if !is_replaced_now {
-                    self.unremoved.extend(observed);
-                    self.try_to_remove(true);
+                if let (false, Some(observed)) = (is_replaced_now, observed) {
+                    self.unremoved.push(Unremoved {
+                        observed,
+                        is_reported: false,
+                    });
+                    self.forget_some();
+                    return;
                 }
             }
             error => {
@@ -512,7 +545,8 @@ impl Processes {
     ) -> Result<(), Failure> {
         let (mut failed, mut total) = (0, 0);
         let each = self.each.values_mut().filter_map(|it| it.observed.as_mut());
-        for observed in each.chain(&mut self.unremoved) {
+        let unremoved = self.unremoved.iter_mut().map(|it| &mut it.observed);
+        for observed in each.chain(unremoved) {
             total += 1;
             let pid = observed.target.pid();
             let messages = self.messages.about_one(pid, self.is_single);

@@ -70,7 +70,6 @@ fn table_for_selection_has_all_names() {
     }
 }
 
-// promise: Observations: Functions that ppx_probe makes for probe sites are distinguished from the functions whose names they have (2 programs)
 #[test]
 fn library_with_only_data_has_no_functions() {
     let scratch = Scratch::new();
@@ -94,6 +93,7 @@ fn library_with_only_data_has_no_functions() {
     }
 }
 
+// promise: Observations: Functions that ppx_probe makes for probe sites are distinguished from the functions whose names they have (2 programs)
 #[test]
 fn code_of_probe_sites_is_recognised() {
     let of_sites = |file: &Path| -> Vec<FileAddr> {

@@ -128,25 +128,28 @@ impl ObservedFunctions {
         }
     }
 
-    /// Refuses what is observed where its code is mapped once more.
+    /// Refuses each function that is observed in one second mapping of its code.
     fn refuse_copies(&mut self, copies: &[CodeCopy]) {
-        for copy in copies {
-            let functions = self.functions.iter();
-            let of_file = functions.filter(|it| *it.wanted.object == copy.path);
-            let refused = of_file.filter_map(|function| {
-                let place = function.bias.file(function.wanted.address);
-                let address = copy.bias.live(place);
-                let wanted = WantedFunction {
-                    address,
-                    named_by: None,
-                    ..function.wanted.clone()
-                };
-                let is_there = copy.range.contains(&address);
-                is_there.then(|| wanted.refused(Refusal::MappedAgain))?
-            });
-            let refused: Vec<_> = refused.collect();
-            self.refused.extend(refused);
-        }
+        let mut known = HashSet::new();
+        let refused = self.functions.iter().filter_map(|function| {
+            let place = function.bias.file(function.wanted.address);
+            let of_file = copies
+                .iter()
+                .filter(|it| *function.wanted.object == it.path);
+            let addresses = of_file.map(|copy| (copy, copy.bias.live(place)));
+            let mut there = addresses.filter(|(copy, address)| copy.range.contains(address));
+            let (_, address) = there.next()?;
+            let wanted = WantedFunction {
+                address,
+                named_by: None,
+                ..function.wanted.clone()
+            };
+            // A file that is loaded twice has it twice.
+            let is_new = known.insert(address);
+            is_new.then(|| wanted.refused(Refusal::MappedAgain))?
+        });
+        let refused: Vec<_> = refused.collect();
+        self.refused.extend(refused);
     }
 
     fn call_once(&mut self, once: CallOnce) {
