@@ -16,7 +16,7 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::stat::{major, minor};
 
 use crate::error::{Denial, Error, ErrorKind, Operation, ProcessError, Result};
-use crate::process::{Process, name_of};
+use crate::process::{ATTEMPTS, Process, name_of};
 
 /// How many times the lock is tried after the deadline if /proc/locks names no holder: a holder may have
 /// released it just before /proc/locks was read, and so may the next holder.
@@ -113,8 +113,23 @@ fn lock_files(process: &Process) -> io::Result<Vec<File>> {
     }
 }
 
-/// Opens `mem` of the oldest threads that have not exited.
+/// Opens `mem` of the oldest threads that have not exited. If the threads start each other and exit, a list of them may be
+/// outdated when it is read.
 fn thread_files(process: &Process) -> io::Result<Vec<File>> {
+    for _ in 0..ATTEMPTS {
+        let files = listed_thread_files(process)?;
+        if !files.is_empty() {
+            return Ok(files);
+        }
+        if process.has_exited() {
+            break;
+        }
+    }
+    Err(Errno::ESRCH.into())
+}
+
+/// The same; empty if all threads in the list have exited.
+fn listed_thread_files(process: &Process) -> io::Result<Vec<File>> {
     let mut tids = process.threads()?.read()?;
     tids.sort_unstable();
     let mut files = Vec::new();
@@ -127,9 +142,6 @@ fn thread_files(process: &Process) -> io::Result<Vec<File>> {
         if files.len() == LOCKED_THREADS {
             break;
         }
-    }
-    if files.is_empty() {
-        return Err(Errno::ESRCH.into());
     }
     Ok(files)
 }
@@ -198,7 +210,7 @@ mod tests {
     // promise: Other tracers and tools: A tool that has failed to stop a process, or was killed, and that the kernel has not detached
     //    yet is waited for
     #[test]
-    fn tracer_that_is_about_to_detach_is_waited_for() {
+    fn tracer_about_to_detach_is_waited_for() {
         let talker = Talker::start(&fixture("idle_threads.pie"));
         let process = Process::open(talker.pid()).unwrap();
         let (seized, is_seized) = mpsc::channel();
@@ -210,7 +222,8 @@ mod tests {
                     tracer.seize(process.pid(), TraceScope::Threads).unwrap();
                     seized.send(()).unwrap();
                     // It never sees the thread stop, so the kernel detaches it when the tracer ends.
-                    Ok(ends.recv().unwrap())
+                    ends.recv().unwrap();
+                    Ok(())
                 })
             });
             is_seized.recv().unwrap();
