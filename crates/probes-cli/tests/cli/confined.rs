@@ -599,8 +599,9 @@ fn process_that_proc_hides_is_named() {
         assert!(said.contains("no process 4194305\n"), "{said}");
         // Not `ps`: other processes of this user may have probes.
         let line = "info -name there_is_no_such_program";
-        let said = run_command(&mut under_hidepid(mode, &tool, line)).failure();
-        assert!(said.contains("mounted with hidepid"), "{said}");
+        let found = run_command(&mut under_hidepid(mode, &tool, line));
+        assert_eq!(found.code, Some(1), "{found:?}");
+        assert!(found.stderr.contains("mounted with hidepid"), "{found:?}");
     }
 }
 
