@@ -9,7 +9,7 @@ use super::open_target::warn_of_unreadable;
 use crate::flags::CallArgumentsFlag;
 use crate::messages::Messages;
 use crate::output::WarningKind;
-use crate::text::number_of;
+use crate::text::{join_first, number_of};
 
 /// The most functions that a warning names; of more, it names none.
 const FEW: usize = 3;
@@ -61,8 +61,8 @@ fn warn_except(
     }
     let is_copy = |it: &RefusedFunction| it.why == Refusal::MappedAgain;
     let (copies, refused): (Vec<_>, Vec<_>) = refused.iter().cloned().partition(is_copy);
-    if !copies.is_empty() {
-        let names = names(&copies);
+    let names: Vec<&str> = copies.iter().map(|it| &*it.name).collect();
+    if let Some(names) = join_first(FEW, &names) {
         messages.warning(
             WarningKind::Uncounted,
             &format!("calls of {names} in a second mapping of the file are not {counted}: figures are too low"),
@@ -127,17 +127,6 @@ fn warn_of_missing(messages: &Messages, observer: &Observer, (what, are_missing)
         let hint =
             "their calls are; docs/functions.md explains the reasons; -v names each function";
         messages.warning(WarningKind::Uncounted, &warning, hint);
-    }
-}
-
-/// The names of a few functions; of more, how many there are.
-fn names(functions: &[RefusedFunction]) -> String {
-    let few = functions.iter().take(FEW + 1).map(|it| &*it.name);
-    let names: Vec<&str> = few.collect();
-    if names.len() <= FEW {
-        names.join(", ")
-    } else {
-        number_of(functions.len(), "function")
     }
 }
 

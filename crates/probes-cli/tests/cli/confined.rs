@@ -605,44 +605,30 @@ fn process_that_proc_hides_is_named() {
     }
 }
 
-#[test]
-fn serve_by_name_needs_proc() {
+/// The tool with these words, where /proc is empty.
+fn without_proc(line: &str) -> Command {
     let mut unshare = Command::new("unshare");
     if !geteuid().is_root() {
         unshare.args(["--user", "--map-root-user"]);
     }
+    unshare.args(["--mount", "sh", "-c"]);
+    unshare.args([r#"mount -t tmpfs none /proc && exec "$@""#, "-", TOOL]);
+    unshare.args(line.split(' '));
+    unshare
+}
+
+#[test]
+fn serve_by_name_needs_proc() {
     let line = "serve -name service -listen 127.0.0.1:0";
-    unshare.args([
-        "--mount",
-        "sh",
-        "-c",
-        r#"mount -t tmpfs none /proc && exec "$@""#,
-        "-",
-    ]);
-    let said = run_command(unshare.arg(TOOL).args(line.split(' '))).failure();
+    let said = run_command(&mut without_proc(line)).failure();
     assert!(said.contains("/proc is not mounted"), "{said}");
 }
 
 #[test]
 fn trace_that_follows_needs_proc() {
     for flag in ["", " -follow", " -follow -wait"] {
-        let mut unshare = Command::new("unshare");
-        if !geteuid().is_root() {
-            unshare.args(["--user", "--map-root-user"]);
-        }
-        unshare.args([
-            "--mount",
-            "sh",
-            "-c",
-            r#"mount -t tmpfs none /proc && exec "$@""#,
-            "-",
-        ]);
-        let line = format!("trace -enable plain{flag} -prog");
-        unshare
-            .arg(TOOL)
-            .args(line.split(' '))
-            .arg(fixture("gen_ocaml_2.pie"));
-        let said = run_command(&mut unshare).failure();
+        let mut trace = without_proc(&format!("trace -enable plain{flag} -prog"));
+        let said = run_command(trace.arg(fixture("gen_ocaml_2.pie"))).failure();
         assert!(said.contains("/proc is not mounted"), "{flag}: {said}");
         assert!(
             said.contains("; the program was not started\n"),
