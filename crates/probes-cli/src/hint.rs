@@ -27,7 +27,7 @@ const NO_BYTECODE: &str = "probes exist only in native code: build the program w
 
 const ADD_CAPABILITY: &str = "start the container with --cap-add=SYS_PTRACE";
 
-pub(crate) const KEEP_SYMBOLS: &str = "do not strip its symbols (`strip --strip-debug` keeps them)";
+pub(crate) const KEEP_SYMBOLS: &str = "do not strip its symbols (`strip --strip-debug` keeps them), or install its separate debug file";
 
 const NOT_LIVE: &str = "leave -live out: the process is then stopped for a moment";
 
@@ -80,7 +80,7 @@ impl CommandTarget {
 }
 
 /// What to do next; `None` where the error says all that is known.
-pub(crate) fn of(error: &Error, operand: &CommandTarget) -> Option<String> {
+pub(crate) fn of(error: &Error, target: &CommandTarget) -> Option<String> {
     if let (Effect::HalfChanged, Some(pid)) = (error.effect(), error.pid()) {
         return Some(format!(
             "`ocaml-probes info -pid {pid}` shows which probes are inconsistent; {}",
@@ -88,12 +88,12 @@ pub(crate) fn of(error: &Error, operand: &CommandTarget) -> Option<String> {
         ));
     }
     match error.kind() {
-        ErrorKind::File(kind) => programs::of_file(kind, error.subject(), operand),
-        ErrorKind::Probe(kind) => names::of_probe(kind, operand),
-        ErrorKind::Function(kind) => names::of_function(kind, operand),
-        ErrorKind::Process(kind) => processes::of_process(kind, error.pid(), operand.is_attach()),
-        ErrorKind::Memory(kind) => processes::of_memory(kind, error.pid(), operand.is_attach()),
-        ErrorKind::Observe(kind) => observation::of_observe(kind, error.pid(), operand),
+        ErrorKind::File(kind) => programs::of_file(kind, error.subject(), target),
+        ErrorKind::Probe(kind) => names::of_probe(kind, target),
+        ErrorKind::Function(kind) => names::of_function(kind, target),
+        ErrorKind::Process(kind) => processes::of_process(kind, error.pid(), target.is_attach()),
+        ErrorKind::Memory(kind) => processes::of_memory(kind, error.pid(), target.is_attach()),
+        ErrorKind::Observe(kind) => observation::of_observe(kind, error.pid(), target),
         ErrorKind::RuntimeEvents(kind) => runtime_events::of_runtime_events(kind, error.pid()),
         ErrorKind::Launch(kind) => programs::of_launch(kind, error.subject()),
         ErrorKind::System(kind) => of_system(kind),
@@ -102,17 +102,17 @@ pub(crate) fn of(error: &Error, operand: &CommandTarget) -> Option<String> {
 }
 
 /// What to do about a check that has not passed: the hint of a command that fails because of it, where there is one.
-pub(crate) fn of_check(check: &Check, operand: &CommandTarget) -> Option<String> {
+pub(crate) fn of_check(check: &Check, target: &CommandTarget) -> Option<String> {
     if check.result() == CheckResult::Pass {
         return None;
     }
     if let Some(error) = check.cause() {
-        if let Some(hint) = of(error, operand) {
+        if let Some(hint) = of(error, target) {
             return Some(hint);
         }
     }
     let failed = check.result() == CheckResult::Fail;
-    let hint = match (check.kind(), operand) {
+    let hint = match (check.kind(), target) {
         (CheckKind::Seccomp, _) if !failed => {
             "`count` and the other commands that observe read the filters first: if a filter refuses a call, they name that call and change nothing"
         }
@@ -174,12 +174,12 @@ pub(crate) fn repair(pid: i32, name: &str) -> String {
     )
 }
 
-fn listing(operand: &CommandTarget) -> String {
-    match operand {
+fn listing(target: &CommandTarget) -> String {
+    match target {
         CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
             format!("ocaml-probes info -pid {pid}")
         }
-        CommandTarget::Program(_) | CommandTarget::File(_) => operand.to_list(),
+        CommandTarget::Program(_) | CommandTarget::File(_) => target.to_list(),
     }
 }
 
@@ -229,9 +229,9 @@ mod tests {
     fn another_program_is_to_be_checked_first() {
         let process = probes_lib::Subject::Process(4242);
         let error = Error::new(process, ProcessError::Executed);
-        for operand in [CommandTarget::Process(4242), CommandTarget::Attached(4242)] {
+        for target in [CommandTarget::Process(4242), CommandTarget::Attached(4242)] {
             assert_eq!(
-                of(&error, &operand).as_deref(),
+                of(&error, &target).as_deref(),
                 Some(
                     "it runs another program now: check that this is the one you mean, and try again"
                 )

@@ -6,6 +6,7 @@ mod bytecode;
 mod compression;
 mod debug_copy;
 mod debug_cost;
+mod debug_file;
 mod debug_units;
 pub(crate) mod file_version;
 pub(crate) mod functions;
@@ -89,6 +90,8 @@ pub(crate) struct ElfFile {
     section_names: Vec<u8>,
     /// Looked up when it is first needed.
     interprets_bytecode: OnceLock<bool>,
+    /// The same.
+    debug_file: OnceLock<Option<Box<ElfFile>>>,
 }
 
 impl AsFd for ElfFile {
@@ -134,6 +137,7 @@ impl ElfFile {
             sections: Vec::new(),
             section_names: Vec::new(),
             interprets_bytecode: OnceLock::new(),
+            debug_file: OnceLock::new(),
         };
         elf.header = elf.read_header()?;
         elf.segments = elf.read_segments()?;

@@ -11,6 +11,7 @@ use crate::address::{CodeRange, FileAddr, LiveAddr, LoadBias};
 use crate::elf::ElfFile;
 use crate::elf::functions::{Function, FunctionName, FunctionTable};
 use crate::elf::source::SourceMap;
+use crate::elf::symbols::SymbolTable;
 use crate::elf::usdt::{UsdtSite, UsdtSites, is_foreign, usdt_sites};
 use crate::error::{Error, FunctionError, Result};
 use crate::patch_plan::{EntryPlanner, PatchPlanner};
@@ -268,6 +269,16 @@ impl FunctionObject {
     /// What is added to an address in the file to get the address in the process; `None` if it is of no process.
     pub fn load_bias(&self) -> Option<LoadBias> {
         self.bias
+    }
+
+    /// Returns how many functions have no name because the file is stripped.
+    fn unnamed(&self) -> usize {
+        let is_stripped = matches!(self.elf.symbols(SymbolTable::Static), Ok(None));
+        if is_stripped {
+            self.table.name_counts().unnamed
+        } else {
+            0
+        }
     }
 
     pub(crate) fn elf(&self) -> &ElfFile {

@@ -8,8 +8,8 @@ const NO_FUNCTIONS_OF_BYTECODE: &str = "the program is OCaml bytecode, whose fun
 
 /// The hint about probes that do not exist, that cannot be selected in the way that was asked for,
 /// or that cannot be changed in the state that they are in.
-pub(super) fn of_probe(kind: &ProbeError, operand: &CommandTarget) -> Option<String> {
-    let pid = match operand {
+pub(super) fn of_probe(kind: &ProbeError, target: &CommandTarget) -> Option<String> {
+    let pid = match target {
         CommandTarget::Process(pid) | CommandTarget::Attached(pid) => Some(*pid),
         CommandTarget::Program(_) | CommandTarget::File(_) => None,
     };
@@ -28,14 +28,14 @@ pub(super) fn of_probe(kind: &ProbeError, operand: &CommandTarget) -> Option<Str
             }
             let built = "was it built by a compiler with probes, or with ppx_probe? was the code with the probes \
                          linked in? was .note.stapsdt kept when it was stripped?";
-            return Some(match operand {
+            return Some(match target {
                 CommandTarget::Process(_) => {
                     format!(
                         "{built} `count -fn GLOB` counts functions of any program, `latency -fn GLOB` times them"
                     )
                 }
                 CommandTarget::Program(_) => format!(
-                    "{built} -count -fn GLOB counts functions of any program, -latency -fn GLOB times them"
+                    "{built} `trace -count -fn GLOB` counts functions of any program, `trace -latency -fn GLOB` times them"
                 ),
                 CommandTarget::File(_) => {
                     format!("{built} `list -functions` lists the functions of any program")
@@ -44,14 +44,14 @@ pub(super) fn of_probe(kind: &ProbeError, operand: &CommandTarget) -> Option<Str
             });
         }
         ProbeError::Unknown { name, .. } => {
-            let as_function = mistaken::as_function(name, operand);
-            let list = || format!("`{}` lists the names", listing(operand));
+            let as_function = mistaken::as_function(name, target);
+            let list = || format!("`{}` lists the names", listing(target));
             return Some(as_function.unwrap_or_else(list));
         }
         ProbeError::NoMatch { .. } => {
             return Some(format!(
                 "`{}` lists the names; a regular expression has to match from the start of a name: `.*_end`, not `_end`",
-                listing(operand)
+                listing(target)
             ));
         }
         ProbeError::SelectedTwice { .. } => "select each probe once",
@@ -80,8 +80,8 @@ pub(super) fn of_probe(kind: &ProbeError, operand: &CommandTarget) -> Option<Str
     Some(hint.to_owned())
 }
 
-pub(super) fn of_function(kind: &FunctionError, operand: &CommandTarget) -> Option<String> {
-    let list = operand.to_list();
+pub(super) fn of_function(kind: &FunctionError, target: &CommandTarget) -> Option<String> {
+    let list = target.to_list();
     let hint = match kind {
         FunctionError::NoMatch {
             runs_bytecode: true,
@@ -93,10 +93,14 @@ pub(super) fn of_function(kind: &FunctionError, operand: &CommandTarget) -> Opti
         } => format!(
             "this is the function that ppx_probe makes for a probe site, named after the function around it; that one may be \
              inlined, and then has no code of its own: `{}` lists the probes, and `count -probe NAME` counts hits",
-            listing(operand)
+            listing(target)
         ),
-        FunctionError::NoMatch { glob, .. } => unmatched(glob, operand),
-        FunctionError::NoneAt { .. } if matches!(operand, CommandTarget::Program(_)) => format!(
+        FunctionError::NoMatch { unnamed, near, .. } if *unnamed > 0 && near.is_empty() => {
+            "install its separate debug file (docs/functions.md), which has the names, or give addresses: `-fn 0xADDRESS`"
+                .to_owned()
+        }
+        FunctionError::NoMatch { glob, .. } => unmatched(glob, target),
+        FunctionError::NoneAt { .. } if matches!(target, CommandTarget::Program(_)) => format!(
             "a position-independent program, and a library, has its addresses only when it runs: give the name; \
              `{list} -functions` lists the names"
         ),
@@ -119,7 +123,7 @@ pub(super) fn of_function(kind: &FunctionError, operand: &CommandTarget) -> Opti
             format!("`{list} -functions 'caml_*'` lists the functions of its runtime, for -fn")
         }
         FunctionError::NoLines { .. } => {
-            "build it with -g, and do not strip it; `-fn NAME` and `-fn 0xADDRESS` need no source lines"
+            "build it with -g, and do not strip it, or install its separate debug file; `-fn NAME` and `-fn 0xADDRESS` need no source lines"
                 .to_owned()
         }
         FunctionError::UnknownFile { .. } => {
@@ -137,11 +141,11 @@ pub(super) fn of_function(kind: &FunctionError, operand: &CommandTarget) -> Opti
 }
 
 /// The hint about a glob that matches no function.
-fn unmatched(glob: &str, operand: &CommandTarget) -> String {
-    if let Some(as_probe) = mistaken::as_probe(glob, operand) {
+fn unmatched(glob: &str, target: &CommandTarget) -> String {
+    if let Some(as_probe) = mistaken::as_probe(glob, target) {
         return as_probe;
     }
-    let of_shell = match operand {
+    let of_shell = match target {
         CommandTarget::Process(pid) => shell::with_children(*pid),
         _ => None,
     };
@@ -153,7 +157,7 @@ fn unmatched(glob: &str, operand: &CommandTarget) -> String {
                 write the list without spaces, or repeat the flag"
             .to_owned();
     }
-    let later = match operand {
+    let later = match target {
         CommandTarget::Program(_) => {
             "; functions of libraries that the program loads itself are not found at its start"
         }
@@ -161,7 +165,7 @@ fn unmatched(glob: &str, operand: &CommandTarget) -> String {
     };
     format!(
         "`{} -functions` lists the names; a glob has to match a whole name: `*.map`, not `map`{later}",
-        operand.to_list()
+        target.to_list()
     )
 }
 

@@ -1,11 +1,13 @@
 //! `list -functions`, in all formats.
 
 use std::fs;
+use std::process::Command;
 
 use serde_json::Value;
-use test_support::{Scratch, SymbolFile, Talker, fixture, program, program_forms};
+use test_support::{Scratch, SymbolFile, Talker, fixture, fixture_forms, program, program_forms};
 
-use crate::support::{command, run, run_command, run_on};
+use crate::count_functions::start_observing;
+use crate::support::{command, object, run, run_command, run_on};
 
 fn names(json: &Value) -> Vec<&str> {
     let functions = json["functions"].as_array().unwrap().iter();
@@ -103,7 +105,7 @@ fn functions_say_whether_they_can_be_observed() {
     }
     assembly += "hidden: ret\n";
     fs::write(&source, assembly).unwrap();
-    let mut gcc = std::process::Command::new("gcc");
+    let mut gcc = Command::new("gcc");
     gcc.args(["-nostdlib", "-no-pie", "-static", "-o"]);
     assert!(gcc.arg(&file).arg(&source).status().unwrap().success());
     let line = "list -functions first exit second third";
@@ -142,6 +144,44 @@ fn functions_say_whether_they_can_be_observed() {
     assert_eq!(shown(2), (&yes, &yes, &Value::Null));
     let hidden = "has a jump at +0x7 to code that belongs to no known function, or to several";
     assert_eq!(shown(3), (&yes, &no, &refusal("unknown_code", hidden)));
+}
+
+// promise: Functions: Functions of a stripped program that its separate debug file names are listed as before, and counted to the last
+// call; those of another build are not used (2 targets)
+#[test]
+fn stripped_programs_have_names_of_debug_files() {
+    let other = fixture("churn.nopie");
+    for original in fixture_forms("calls") {
+        let scratch = Scratch::new();
+        let program = scratch.copy(&original, "program");
+        let list = || run_on("list -functions -json burst", &program);
+        let named = list().json()["functions"].clone();
+        let objcopy = |arguments: &[&str]| {
+            let mut objcopy = Command::new("objcopy");
+            objcopy.args(arguments).current_dir(scratch.path());
+            assert!(objcopy.status().unwrap().success(), "{objcopy:?}");
+        };
+        objcopy(&["--only-keep-debug", "program", "program.debug"]);
+        objcopy(&[
+            "--strip-all",
+            "--add-gnu-debuglink=program.debug",
+            "program",
+        ]);
+        assert_eq!(list().json()["functions"], named);
+        let mut target = Talker::start(&program);
+        let running = start_observing("count", "-fn burst -json", target.pid());
+        assert_eq!(target.ask("bursts 1 3", "done"), "done");
+        let answer = object(running.end().answer().lines().next().unwrap());
+        assert_eq!(answer["functions"][0]["hits"], 3000, "{answer}");
+        fs::copy(&other, scratch.file("program.debug")).unwrap();
+        let error = run_on("list -functions burst", &program).failure();
+        let unnamed = "no function in program matches burst; ";
+        assert!(error.contains(unnamed), "{error}");
+        assert!(
+            error.contains(" functions of program have no name: it is stripped"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -309,9 +349,7 @@ fn unreadable_library_is_named_in_a_warning() {
 
 #[test]
 fn programs_without_probes_have_functions_too() {
-    let cat = test_support::Guard::spawn(
-        std::process::Command::new("cat").stdin(std::process::Stdio::piped()),
-    );
+    let cat = test_support::Guard::spawn(Command::new("cat").stdin(std::process::Stdio::piped()));
     let line = format!("list -functions -pid {} read", cat.pid());
     test_support::eventually("cat has loaded its libraries", || {
         let run = run_command(&mut command(line.split(' ')));
@@ -322,7 +360,7 @@ fn programs_without_probes_have_functions_too() {
 /// A copy without symbols and debugging information; exported functions keep their names.
 fn stripped(scratch: &Scratch, file: &std::path::Path) -> std::path::PathBuf {
     let copy = scratch.file("stripped");
-    let mut strip = std::process::Command::new("strip");
+    let mut strip = Command::new("strip");
     assert!(
         strip
             .arg("-o")
@@ -398,7 +436,7 @@ fn names_larger_than_memory_are_listed() {
     fs::write(&path, file.bytes()).unwrap();
     for format in ["plain", "table", "json"] {
         let answer = scratch.file(format);
-        let mut command = std::process::Command::new("prlimit");
+        let mut command = Command::new("prlimit");
         command
             .arg(format!("--data={memory}"))
             .arg(env!("CARGO_BIN_EXE_ocaml-probes"));

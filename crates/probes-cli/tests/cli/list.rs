@@ -150,7 +150,7 @@ fn unknown_semaphore_layout_is_refused_with_a_hint() {
         assert!(
             after.ends_with(
                 ", so its size (2 or 4 bytes) is unknown\n\
-                 hint: do not strip its symbols (`strip --strip-debug` keeps them)\n"
+                 hint: do not strip its symbols (`strip --strip-debug` keeps them), or install its separate debug file\n"
             ),
             "{error}"
         );

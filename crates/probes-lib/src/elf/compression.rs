@@ -58,8 +58,13 @@ impl ElfFile {
     }
 
     /// Returns the bytes of a section of the debugging information, decompressed; `None` if it is missing, cannot be read, or has
-    /// more than `most`.
+    /// more than `most`. That of a stripped file is in its separate debug file, if that is there.
     pub(super) fn debug_section(&self, id: SectionId, most: u64) -> Option<Vec<u8>> {
+        self.with_debugging_information()
+            .debug_section_of_this_file(id, most)
+    }
+
+    fn debug_section_of_this_file(&self, id: SectionId, most: u64) -> Option<Vec<u8>> {
         let old_name = id.name().replacen(".debug_", ".zdebug_", 1);
         let section = self.section(id.name()).or_else(|| self.section(&old_name));
         let section = section?;

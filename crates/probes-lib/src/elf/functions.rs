@@ -246,7 +246,8 @@ impl FunctionTable {
 
     pub(crate) fn of(elf: &ElfFile) -> Result<FunctionTable> {
         let mut table = FunctionTable::without_calls(elf)?;
-        if !elf.has_section(".debug_line") || table.functions().any(|it| it.has_no_name()) {
+        let has_lines = elf.with_debugging_information().has_section(".debug_line");
+        if !has_lines || table.functions().any(|it| it.has_no_name()) {
             table.add_calls(frametables(elf));
         }
         Ok(table)
@@ -711,9 +712,10 @@ impl NamedFunction {
     ) -> NamedFunction {
         let address = aliases[0].address;
         let longest = aliases.iter().map(|alias| alias.len).max().unwrap_or(0);
+        // The C library has local names of the same code that do not say it.
         let is_resolver = aliases
             .iter()
-            .all(|alias| alias.kind == FunctionKind::Resolver);
+            .any(|alias| alias.kind == FunctionKind::Resolver);
         let len = if longest > 0 {
             longest
         } else {

@@ -76,6 +76,7 @@ impl SourceMap {
     ///
     /// If the file cannot be read.
     pub(crate) fn of(elf: &ElfFile) -> Result<SourceMap> {
+        let elf = elf.with_sources();
         let needed = [".symtab", ".debug_line", ".zdebug_line"];
         // Most libraries have none of these: a process may have hundreds, and a copy keeps a file open.
         if !needed.iter().any(|name| elf.has_section(name)) {

@@ -42,12 +42,22 @@ const MAX_NAME: usize = 1 << 17;
 const PART_LEN: usize = 1024 * SIZEOF_SYM;
 
 impl ElfFile {
-    /// Returns a symbol table; `None` if the file has no such table: it may be stripped.
+    /// Returns a symbol table; `None` if the file has no such table: it may be stripped. The symbols of a stripped file are in its
+    /// separate debug file, if that is there.
     ///
     /// # Errors
     ///
     /// If the table is not within the file.
     pub(crate) fn symbols(&self, table: SymbolTable) -> Result<Option<Symbols<'_>>> {
+        let elf = match table {
+            SymbolTable::Static => self.with_symbols(),
+            SymbolTable::Dynamic => self,
+        };
+        elf.symbols_of_this_file(table)
+    }
+
+    /// Same as [`ElfFile::symbols`], without the separate debug file.
+    pub(super) fn symbols_of_this_file(&self, table: SymbolTable) -> Result<Option<Symbols<'_>>> {
         let (symbols, strings) = match table {
             SymbolTable::Static => (".symtab", ".strtab"),
             SymbolTable::Dynamic => (".dynsym", ".dynstr"),

@@ -35,6 +35,8 @@ pub enum FunctionError {
         is_probe_site: bool,
         /// How many libraries and plugins of the process were searched, too.
         libraries: usize,
+        /// How many functions of the program have no name, because it is stripped.
+        unnamed: usize,
         /// Files that are mapped and could not be read.
         unreadable: Vec<PathBuf>,
         /// Names that there are, nearest first.
@@ -152,10 +154,11 @@ impl FunctionError {
                 runs_bytecode,
                 is_probe_site,
                 libraries,
+                unnamed,
                 unreadable,
                 near,
             } => format!(
-                "no function in {file}{}{} matches {glob}{}{}{}",
+                "no function in {file}{}{} matches {glob}{}{}{}{}",
                 if *runs_bytecode {
                     ", which runs OCaml bytecode,"
                 } else {
@@ -166,6 +169,11 @@ impl FunctionError {
                     ", except the code of probe sites"
                 } else {
                     ""
+                },
+                if *unnamed > 0 {
+                    format!("; {unnamed} functions of {file} have no name: it is stripped")
+                } else {
+                    String::new()
                 },
                 unreadable_suffix(unreadable),
                 did_you_mean(near)

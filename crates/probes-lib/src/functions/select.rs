@@ -406,19 +406,30 @@ impl Functions {
     }
 
     fn no_match(&self, glob: &Glob) -> Error {
-        let tables = self.objects.iter().map(|object| &object.table);
-        let functions = tables.flat_map(|table| table.functions());
-        let (of_sites, functions): (Vec<_>, Vec<_>) =
-            functions.partition(|it| it.kind() == FunctionKind::ProbeSite);
-        let mut names_of_sites = of_sites.iter().flat_map(Function::names);
-        let names = functions.iter().flat_map(Function::names);
+        let is_site = |it: &Function<'_>| it.kind() == FunctionKind::ProbeSite;
+        let (mut is_probe_site, mut near) = (false, Vec::new());
+        let wanted = demangle(glob.as_str());
+        // Those of the executable come first. Libraries have many functions, of which hardly one was meant.
+        let (first, others) = self.objects.split_at(self.objects.len().min(1));
+        for objects in [first, others] {
+            let functions = objects.iter().flat_map(|object| object.table.functions());
+            let (sites, functions): (Vec<_>, Vec<_>) = functions.partition(is_site);
+            let mut names_of_sites = sites.iter().flat_map(Function::names);
+            is_probe_site |= names_of_sites.any(|name| glob.matches(&name.text));
+            if near.is_empty() {
+                let names = functions.iter().flat_map(Function::names);
+                near = near_functions(names.map(|name| name.text), &wanted);
+            }
+        }
+        let executable = self.executable();
         let kind = FunctionError::NoMatch {
             glob: glob.to_string(),
-            runs_bytecode: (self.executable()).is_some_and(|it| it.elf.interprets_bytecode()),
-            is_probe_site: names_of_sites.any(|name| glob.matches(&name.text)),
+            runs_bytecode: executable.is_some_and(|it| it.elf.interprets_bytecode()),
+            is_probe_site,
             libraries: self.library_count(),
+            unnamed: executable.map_or(0, FunctionObject::unnamed),
             unreadable: self.unreadable.iter().map(|one| one.path.clone()).collect(),
-            near: near_functions(names.map(|name| name.text), &demangle(glob.as_str())),
+            near,
         };
         Error::of_file(&self.program, kind)
     }

@@ -197,7 +197,8 @@ fn aliases_are_names_of_one_function() {
     let write = named(&table, "write");
     assert_eq!(write.len(), 1);
     let names: Vec<String> = write[0].names().map(|name| name.text).collect();
-    assert_eq!(names, ["write", "__write"]);
+    // The separate debug file of the C library, if it is installed, has more.
+    assert_eq!(names[..2], ["write", "__write"]);
     // `__nanosleep` is the global symbol; `nanosleep`, which programs call, is weak.
     let nanosleep = named(&table, "nanosleep")[0].name().unwrap();
     assert_eq!(nanosleep.text, "nanosleep");

@@ -1,0 +1,366 @@
+//! The separate debug file of a stripped file: what strip(1) removed of it, as distributions ship it (`-dbgsym`, `-dbg` and
+//! `-debuginfo` packages) and `objcopy --only-keep-debug` writes it. Found in the places where gdb looks:
+//!
+//! ```text
+//! /usr/lib/debug/.build-id/AB/CDEF….debug       the build-id of the stripped file
+//! DIRECTORY/NAME                              ┐
+//! DIRECTORY/.debug/NAME                       │ its directory, and the name in its .gnu_debuglink
+//! /usr/lib/debug/DIRECTORY/NAME               ┘
+//! ```
+//!
+//! It is used only if it is of the same build: if the build-ids are equal, the sections with code have the same places, and, where
+//! `.gnu_debuglink` leads to it, the checksum of all its bytes is the one that is written there. Symbols of another build
+//! would lead to patches in the middle of instructions.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use flate2::Crc;
+use goblin::elf::section_header::SHF_EXECINSTR;
+
+use crate::elf::ElfFile;
+use crate::elf::symbols::SymbolTable;
+use crate::numbers::u32_at;
+
+/// The directory in which separate debug files are installed.
+const INSTALLED: &str = "/usr/lib/debug";
+
+/// The longest `.gnu_debuglink` that is read: a file name, padded, and a checksum.
+const MAX_LINK: usize = 1024;
+
+/// The longest file whose checksum is computed, which takes all its bytes.
+const MAX_SUMMED: u64 = 1 << 30;
+
+/// Sections that a separate debug file has and a stripped file has not.
+const DEBUGGING_INFORMATION: [&str; 4] =
+    [".debug_info", ".debug_line", ".zdebug_info", ".zdebug_line"];
+
+/// What `.gnu_debuglink` says.
+#[derive(Debug, PartialEq, Eq)]
+struct Link {
+    name: OsString,
+    /// Of all bytes of the debug file: the CRC-32 of zlib.
+    checksum: u32,
+}
+
+impl ElfFile {
+    /// Returns the file that has the symbols (`.symtab`): this one, or its separate debug file.
+    pub(super) fn with_symbols(&self) -> &ElfFile {
+        if self.has_section(".symtab") {
+            return self;
+        }
+        self.debug_file().unwrap_or(self)
+    }
+
+    /// Returns the file that has the debugging information (DWARF): this one, or its separate debug file.
+    pub(super) fn with_debugging_information(&self) -> &ElfFile {
+        if self.has_debugging_information() {
+            return self;
+        }
+        let debug_file = self.debug_file();
+        let debug_file = debug_file.filter(|it| it.has_debugging_information());
+        debug_file.unwrap_or(self)
+    }
+
+    /// Returns the file that has the debugging information, or if there is none, the symbols.
+    pub(super) fn with_sources(&self) -> &ElfFile {
+        let elf = self.with_debugging_information();
+        if elf.has_debugging_information() {
+            elf
+        } else {
+            elf.with_symbols()
+        }
+    }
+
+    fn has_debugging_information(&self) -> bool {
+        let mut names = DEBUGGING_INFORMATION.iter();
+        names.any(|name| self.has_section(name))
+    }
+
+    /// Returns the separate debug file, if there is one; looked for once.
+    fn debug_file(&self) -> Option<&ElfFile> {
+        let find = || self.find_debug_file(Path::new(INSTALLED)).map(Box::new);
+        self.debug_file.get_or_init(find).as_deref()
+    }
+
+    fn find_debug_file(&self, installed: &Path) -> Option<ElfFile> {
+        let build_id = self.build_id();
+        let link = self.debug_link();
+        let by_id = build_id.iter().map(|id| {
+            let id = id.to_string();
+            let (first, rest) = id.split_at(id.len().min(2));
+            installed.join(format!(".build-id/{first}/{rest}.debug"))
+        });
+        let linked = link.iter();
+        let by_name = linked.flat_map(|link| {
+            let places = places_of(self.path(), &link.name, installed);
+            places.into_iter().map(|path| (path, link.checksum))
+        });
+        let by_id = by_id.map(|path| (path, None));
+        let by_name = by_name.map(|(path, checksum)| (path, Some(checksum)));
+        by_id.chain(by_name).find_map(|(path, wanted)| {
+            let file = open_regular(&path)?;
+            if wanted.is_some_and(|wanted| checksum(&file) != Some(wanted)) {
+                return None;
+            }
+            let elf = ElfFile::read(file, path).ok()?;
+            let is_same_build = elf.build_id() == build_id && self.has_code_of(&elf);
+            (is_same_build && elf.has_what_was_removed()).then_some(elf)
+        })
+    }
+
+    /// Returns whether the sections with code, and the unwind tables, have the same places and lengths in another file.
+    fn has_code_of(&self, other: &ElfFile) -> bool {
+        fn places(elf: &ElfFile) -> impl Iterator<Item = (u64, u64)> {
+            let sections = elf.sections.iter().filter(|section| {
+                let has_code = section.sh_flags & u64::from(SHF_EXECINSTR) != 0;
+                has_code || elf.is_named(section, b".eh_frame\0")
+            });
+            sections.map(|section| (section.sh_addr, section.sh_size))
+        }
+        self.header.e_type == other.header.e_type && places(self).eq(places(other))
+    }
+
+    /// Returns whether it has what strip(1) removes, and symbols that can be read, if it has any.
+    fn has_what_was_removed(&self) -> bool {
+        let symbols = self.symbols_of_this_file(SymbolTable::Static);
+        symbols.is_ok_and(|it| it.is_some() || self.has_debugging_information())
+    }
+
+    fn debug_link(&self) -> Option<Link> {
+        let section = self.contents(".gnu_debuglink").ok()??;
+        let mut bytes = vec![0; section.len.min(MAX_LINK)];
+        section.read(0, &mut bytes).ok()?;
+        Link::of(&bytes)
+    }
+}
+
+impl Link {
+    /// Reads a name, padding to a multiple of 4 bytes, and the checksum.
+    fn of(bytes: &[u8]) -> Option<Link> {
+        let len = memchr::memchr(0, bytes)?;
+        let name = OsStr::from_bytes(&bytes[..len]);
+        let checksum = u32_at(bytes, (len + 1).next_multiple_of(4))?;
+        // The file may be anybody's: it does not choose the directory.
+        let is_name = Path::new(name).components().eq([Component::Normal(name)]);
+        is_name.then_some(Link {
+            name: name.to_owned(),
+            checksum,
+        })
+    }
+}
+
+/// Returns where the separate debug file of the file at `path` may be, if this is its name.
+fn places_of(path: &Path, name: &OsStr, installed: &Path) -> Vec<PathBuf> {
+    // In another mount namespace, there may be no such path.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let Some(directory) = path.parent() else {
+        return Vec::new();
+    };
+    let mut places = vec![directory.join(name), directory.join(".debug").join(name)];
+    if let Ok(below) = directory.strip_prefix("/") {
+        places.push(installed.join(below).join(name));
+    }
+    places
+}
+
+/// Opens a file for reading. If it is a device or a pipe, it is left alone: to open one may have an effect.
+fn open_regular(path: &Path) -> Option<File> {
+    let mut options = File::options();
+    let found = options.read(true).custom_flags(libc::O_PATH).open(path);
+    let found = found.ok()?;
+    let is_file = found.metadata().ok()?.is_file();
+    let again = format!("/proc/self/fd/{}", found.as_raw_fd());
+    is_file.then(|| File::open(again).ok()).flatten()
+}
+
+/// Returns the CRC-32 of all bytes of a file; `None` if it cannot be read, or is longer than [`MAX_SUMMED`].
+fn checksum(file: &File) -> Option<u32> {
+    if file.metadata().ok()?.len() > MAX_SUMMED {
+        return None;
+    }
+    let mut sum = Crc::new();
+    let mut piece = vec![0; 1 << 16];
+    let mut at = 0;
+    loop {
+        let read = file.read_at(&mut piece, at).ok()?;
+        if read == 0 {
+            return Some(sum.sum());
+        }
+        sum.update(&piece[..read]);
+        at += read as u64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::process::Command;
+
+    use test_support::Scratch;
+
+    use super::*;
+    use crate::address::FileAddr;
+    use crate::elf::functions::{Function, FunctionTable};
+    use crate::elf::source::SourceMap;
+    use crate::testing::compile;
+
+    const SOURCE: &str = "static __attribute__((noinline)) int hidden(int n) { return n * 3; }
+int main(int argc, char **argv) {
+    return hidden(argc);
+}";
+
+    /// A program that was stripped, and what `objcopy --only-keep-debug` kept of it, in the same directory.
+    struct Stripped {
+        directory: Scratch,
+        program: PathBuf,
+        debug_file: PathBuf,
+    }
+
+    fn run(command: &mut Command) {
+        let status = command.status().unwrap();
+        assert!(status.success(), "{command:?}: {status}");
+    }
+
+    impl Stripped {
+        fn new(flags: &[&str]) -> Stripped {
+            let directory = Scratch::new();
+            let flags = [flags, &["-g", "-O1"]].concat();
+            let program = compile(&directory, "program.c", SOURCE, &flags);
+            let debug_file = directory.file("program.debug");
+            let mut objcopy = Command::new("objcopy");
+            run(objcopy
+                .arg("--only-keep-debug")
+                .args([&program, &debug_file]));
+            run(Command::new("strip").arg(&program));
+            let mut link = Command::new("objcopy");
+            let link = link.current_dir(program.parent().unwrap());
+            run(link.arg("--add-gnu-debuglink=program.debug").arg(&program));
+            Stripped {
+                directory,
+                program,
+                debug_file,
+            }
+        }
+
+        fn elf(&self) -> ElfFile {
+            ElfFile::open(&self.program).unwrap()
+        }
+
+        /// Where the stripped program has `hidden`, and in which line.
+        fn hidden(&self) -> Option<(FileAddr, Option<u32>)> {
+            let elf = self.elf();
+            let table = FunctionTable::of(&elf).unwrap();
+            let mut functions = table.functions();
+            let is_hidden =
+                |it: &Function<'_>| it.name().is_some_and(|name| name.to_string() == "hidden");
+            let address = functions.find(is_hidden)?.address();
+            let location = SourceMap::of(&elf).unwrap().locate(address);
+            assert_eq!(location.function.as_deref(), Some("hidden"));
+            Some((address, location.line))
+        }
+    }
+
+    #[test]
+    fn stripped_file_has_what_its_debug_file_has() {
+        for flags in [
+            &["-Wl,--build-id"][..],
+            &["-Wl,--build-id=none"],
+            &["-no-pie"],
+        ] {
+            let stripped = Stripped::new(flags);
+            let (_, line) = stripped.hidden().unwrap();
+            assert_eq!(line, Some(1), "{flags:?}");
+            let hidden = stripped.directory.file(".debug");
+            fs::create_dir(&hidden).unwrap();
+            fs::rename(&stripped.debug_file, hidden.join("program.debug")).unwrap();
+            assert!(stripped.hidden().is_some(), "{flags:?}");
+            fs::remove_dir_all(&hidden).unwrap();
+            assert!(stripped.hidden().is_none(), "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn debug_file_of_another_build_is_not_used() {
+        // The last one is that of every build.
+        for flag in [
+            "-Wl,--build-id",
+            "-Wl,--build-id=none",
+            "-Wl,--build-id=0x1234",
+        ] {
+            let stripped = Stripped::new(&[flag]);
+            let other = Stripped::new(&[flag, "-fno-inline", "-fno-omit-frame-pointer"]);
+            fs::copy(&other.debug_file, &stripped.debug_file).unwrap();
+            assert!(stripped.hidden().is_none(), "{flag}");
+            assert!(!stripped.elf().has_code_of(&other.elf()), "{flag}");
+        }
+    }
+
+    #[test]
+    fn debug_file_is_found_by_any_path() {
+        let stripped = Stripped::new(&[]);
+        let link = stripped.directory.file("link");
+        let elsewhere = stripped.directory.file("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        symlink(&stripped.program, &link).unwrap();
+        for path in [link, elsewhere.join("../program")] {
+            assert!(
+                ElfFile::open(&path).unwrap().debug_file().is_some(),
+                "{path:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn installed_debug_file_is_found_by_build_id() {
+        let stripped = Stripped::new(&["-Wl,--build-id"]);
+        let installed = stripped.directory.file("installed");
+        let elf = stripped.elf();
+        let id = elf.build_id().unwrap().to_string();
+        let directory = installed.join(".build-id").join(&id[..2]);
+        fs::create_dir_all(&directory).unwrap();
+        let place = directory.join(format!("{}.debug", &id[2..]));
+        fs::rename(&stripped.debug_file, &place).unwrap();
+        let found = elf.find_debug_file(&installed).unwrap();
+        assert_eq!(found.path(), place);
+        assert!(elf.find_debug_file(stripped.directory.path()).is_none());
+    }
+
+    #[test]
+    fn damaged_debug_file_is_not_used() {
+        let stripped = Stripped::new(&[]);
+        let bytes = fs::read(&stripped.debug_file).unwrap();
+        for len in [0, 10, 64, bytes.len() / 2, bytes.len() - 1] {
+            fs::write(&stripped.debug_file, &bytes[..len]).unwrap();
+            assert!(
+                stripped.hidden().is_none(),
+                "{len} of {} bytes",
+                bytes.len()
+            );
+        }
+        fs::remove_file(&stripped.debug_file).unwrap();
+        run(Command::new("mkfifo").arg(&stripped.debug_file));
+        assert!(stripped.hidden().is_none());
+    }
+
+    #[test]
+    fn link_has_a_name_without_directories() {
+        let link = |name: &[u8]| {
+            let mut bytes = [name, &[0]].concat();
+            bytes.resize(bytes.len().next_multiple_of(4), 0);
+            bytes.extend(7_u32.to_le_bytes());
+            Link::of(&bytes).map(|it| (it.name, it.checksum))
+        };
+        assert_eq!(link(b"a.debug"), Some(("a.debug".into(), 7)));
+        for name in ["", ".", "..", "/etc/passwd", "a/b", "../a", "a/"] {
+            assert_eq!(link(name.as_bytes()), None, "{name}");
+        }
+        assert_eq!(Link::of(b"a.debug\0\x07"), None);
+        assert_eq!(Link::of(b"a.debug"), None);
+    }
+}
