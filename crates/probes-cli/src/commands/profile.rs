@@ -262,7 +262,12 @@ fn sample_until_end(
         let left = left.saturating_sub(begun.elapsed());
         match sample(args, left, &target, &mut profiler, signals, &mut progress) {
             Err(failure) if is_exec_of_program(args, &failure) => {}
-            ended => return Ok((profiler, ended)),
+            ended => {
+                if let (Ok(SampleEnd::Exited), Some(asked)) = (&ended, args.until.duration) {
+                    note_exit(args, begun.elapsed(), asked, output);
+                }
+                return Ok((profiler, ended.map(drop)));
+            }
         }
         // What the kernel records takes locked memory, of which a user has little.
         drop(profiler);
@@ -330,6 +335,23 @@ fn title(args: &Args, pid: i32, program: &Path) -> String {
     format!("{name}, process {pid}: {what}")
 }
 
+/// Says that a process that is not our own has exited before the time that was `asked` for is over.
+fn note_exit(args: &Args, lasted: Duration, asked: Duration, output: &Output) {
+    if args.profiled.is_process() {
+        let (lasted, asked) = (lasted.as_secs_f64(), asked.as_secs_f64());
+        output.messages.note(&format!(
+            "the process has exited: the profile is of {lasted:.1} of {asked} s"
+        ));
+    }
+}
+
+/// Why the sampling has ended.
+enum SampleEnd {
+    Exited,
+    /// The time is over, or a signal came.
+    Asked,
+}
+
 /// Samples until the time is over (`end`), a signal comes, or the process has exited.
 ///
 /// # Errors
@@ -342,7 +364,7 @@ fn sample(
     profiler: &mut Profiler,
     signals: &TerminationSignals,
     progress: &mut Option<Progress>,
-) -> Result<(), Failure> {
+) -> Result<SampleEnd, Failure> {
     let begun = Instant::now();
     let period = Duration::from_secs(1) / args.hz;
     let mut next = period;
@@ -354,10 +376,11 @@ fn sample(
         let next_look = profiler.wait_pause().map(|pause| looked + pause);
         let first = next.min(end).min(next_look.unwrap_or(Duration::MAX));
         let wait = first.saturating_sub(at);
-        let waited = signals.wait_or_read(&mut running, profiler.sample_fds(), wait);
+        let samples: Vec<_> = profiler.sample_fds().collect();
+        let waited = signals.wait_for(&mut running, &samples, wait);
         let is_over = begun.elapsed() >= end || !matches!(waited, Ok(WaitEnd::Timeout));
         if let Ok(WaitEnd::Exited) = waited {
-            return Ok(());
+            return Ok(SampleEnd::Exited);
         }
         let now = begun.elapsed();
         let is_look = !is_over && now < next;
@@ -373,11 +396,11 @@ fn sample(
         };
         looked = now;
         match sampled {
-            Err(error) if error.is_gone() => return Ok(()),
+            Err(error) if error.is_gone() => return Ok(SampleEnd::Exited),
             sampled => sampled.map_err(Failure::of_process(target.pid()))?,
         }
         if is_over {
-            return waited.map(drop);
+            return waited.map(|_| SampleEnd::Asked);
         }
         if is_look {
             continue;
@@ -522,7 +545,11 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
         RunningMethod::Stopped if unknown * UNREAD > times.running && unknown > of_few_samples => (
             unknown,
             "the threads waited again before they could be stopped, or ran too briefly for a sample",
-            "-live shows where they ran in their own code, where the kernel permits samples",
+            if args.gc {
+                "-live without -gc shows where they ran in their own code, where the kernel permits samples"
+            } else {
+                "-live shows where they ran in their own code, where the kernel permits samples"
+            },
         ),
         _ => return,
     };

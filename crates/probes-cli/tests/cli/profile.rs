@@ -433,6 +433,20 @@ fn profile_ends_with_the_process() {
 }
 
 #[test]
+fn exit_before_the_end_is_noted() {
+    let mut target = Talker::start(&fixture("turns.pie"));
+    let tool = profiling(&["-for", "1h"], target.pid());
+    target.ask("turns 2", "turned");
+    target.close_input();
+    assert!(target.guard().wait().success());
+    let (lines, said, status) = crate::observers::rest(tool);
+    assert!(lines[0].starts_with("all "), "{lines:?}");
+    let note = "the process has exited: the profile is of ";
+    assert!(said.contains(note) && said.contains(" of 3600 s"), "{said}");
+    assert_eq!(status, Some(0));
+}
+
+#[test]
 fn profile_ends_when_another_program_is_executed() {
     let mut target = Talker::start(&fixture("exec_self.pie"));
     let pid = target.pid();

@@ -276,14 +276,13 @@ impl Profiler {
                 recorded.stops.push(stop);
             }
         }
-        let in_collection = if stacks.values().any(|stack| self.is_of_collector(stack)) {
-            Some(true)
-        } else {
-            let are_read = running.iter().all(|tid| stacks.contains_key(tid));
-            are_read.then_some(false)
-        };
+        let is_collecting = stacks.values().any(|stack| self.is_of_collector(stack));
+        // Where a thread ran that waits again may have been in the collector.
+        let mut are_known = true;
         for &tid in running {
+            let is_read = stacks.contains_key(&tid);
             let Some(thread) = self.threads.get_mut(&tid) else {
+                are_known &= is_read;
                 continue;
             };
             let is_in_call = system_calls.contains_key(&tid);
@@ -291,6 +290,7 @@ impl Profiler {
                 (Some(before), Some(stopped)) => before.until_stop(*stopped, is_in_call),
                 _ => RanUntilStop::Yes,
             };
+            are_known &= is_read && ran != RanUntilStop::Waited;
             let stack = match ran {
                 RanUntilStop::Yes => stacks.remove(&tid),
                 RanUntilStop::Waited => None,
@@ -303,6 +303,7 @@ impl Profiler {
             };
             seen.push((key, None));
         }
+        let in_collection = (is_collecting || are_known).then_some(is_collecting);
         LookAtRunning {
             stopped_at,
             in_collection,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Profiler;
 use super::activity::Activity;
+use super::kernel_records::processor_time;
 use super::thread_looks::CHECK_INTERVAL;
 use super::threads::name_in;
 use crate::error::{Error, ProcessError, Result};
@@ -66,6 +67,9 @@ impl WaitRecorder {
     /// ([`ProcessError::WaitsNotRecorded`]).
     pub fn of_process(pid: i32) -> Result<WaitRecorder> {
         let mut profiler = Profiler::of_process(pid, true)?;
+        // The names of these frames are looked up now: what has to be read for that takes long the first time, and waits
+        // would be over before they are looked at.
+        profiler.stacks.read(true)?;
         profiler.record(None)?;
         match &mut profiler.recorded {
             Some(recorded) => recorded.kept = Some(Vec::new()),
@@ -97,11 +101,16 @@ impl WaitRecorder {
             self.checked_at = now;
             self.profiler.forget_gone()?;
         }
-        Ok(self.take())
+        let waits = self.take();
+        if let Some(recorded) = &mut self.profiler.recorded {
+            // Each name is looked up once, and makes no pause longer.
+            recorded.ran_until = processor_time();
+        }
+        Ok(waits)
     }
 
-    /// Returns how long to wait before the next [`WaitRecorder::read`], so that it takes no more than 2.5 % of a processor; less if
-    /// records would be lost.
+    /// Returns how long to wait before the next [`WaitRecorder::read`], so that it takes no more than 2.5 % of a processor, beside the
+    /// names of functions that are looked up for the first time; less if records would be lost.
     pub fn pause(&self) -> Duration {
         self.profiler.wait_pause().unwrap_or_default()
     }
