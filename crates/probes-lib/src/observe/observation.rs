@@ -65,6 +65,8 @@ pub struct Observation {
     pub(crate) start_filter: Option<Expression>,
     /// Whether the stack of each hit that is recorded is copied.
     pub(crate) with_stacks: bool,
+    /// How many bytes of records a ring has to hold, if not as many as usual.
+    pub(crate) ring_bytes: Option<u64>,
     /// Whether hits in processes that are forked are recorded, too.
     pub(crate) records_forked: bool,
     /// Whether functions that are asked for by name may be refused.
@@ -468,6 +470,21 @@ impl Observation {
     #[must_use]
     pub fn with_stacks(mut self) -> Observation {
         self.with_stacks = true;
+        self
+    }
+
+    /// Makes each of the 16 rings that hits are recorded in hold as many bytes of records, or up to twice as many; at most 64 MiB,
+    /// and at least as many as without it: 1 or 2 MiB, 16 MiB with stacks. The hits of a burst are lost if they do not fit
+    /// into a ring before they are read. What a ring has held once takes memory in the process.
+    ///
+    /// ```
+    /// use probes_lib::{Observation, Selector};
+    ///
+    /// let observation = Observation::new().watch(Selector::name("cache_miss")).with_rings_of(16 << 20);
+    /// ```
+    #[must_use]
+    pub fn with_rings_of(mut self, bytes: u64) -> Observation {
+        self.ring_bytes = Some(bytes);
         self
     }
 

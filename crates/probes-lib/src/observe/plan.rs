@@ -19,13 +19,14 @@ use crate::observe::layout::arena::Arena;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::keys::{self, KeysLayout};
 use crate::observe::layout::semaphores::ChangedWord;
-use crate::observe::layout::shared::{SharedLayout, record};
+use crate::observe::layout::shared::SharedLayout;
+use crate::observe::layout::shared::record;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{MAX_HISTOGRAMS, ValuesLayout};
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::point::Point;
 use crate::observe::role::{
-    ExitsRole, FreedStackRole, HistogramRole, KeyKind, KeyRole, Role, TimedRole,
+    ArgumentRoom, ExitsRole, FreedStackRole, HistogramRole, KeyKind, KeyRole, Role, TimedRole,
 };
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::site::PatchSite;
@@ -240,6 +241,8 @@ impl ObservationPlan {
             asks_for_threads: observation.asks_for_threads(),
             ..layout_of_records(observation, &points)
         };
+        let ring_bytes = observation.ring_bytes.filter(|_| shared.record_len > 0);
+        let shared = ring_bytes.map_or(shared, |bytes| shared.with_rings_of(bytes));
         let mut plan = ObservationPlan {
             records_forked: observation.records_forked,
             leaves_out_refused: observation.leaves_out_refused && observation.usdt_pairs.is_empty(),
@@ -670,18 +673,28 @@ fn layout_of_records(observation: &Observation, points: &[PlannedPoint]) -> Shar
         it.arguments.len().max(has_result.into())
     });
     let kept_arguments = kept_arguments.max();
-    let kept_len = kept_arguments.map_or(0, record::len);
-    let record_len = most_arguments.map_or(0, record::len).max(2 * kept_len);
+    let argument_room = if kept_arguments.is_some() {
+        ArgumentRoom::Fields
+    } else {
+        let watched = points.iter().filter_map(|it| it.role.watched.as_ref());
+        watched
+            .map(|it| it.argument_room())
+            .max()
+            .unwrap_or_default()
+    };
+    let len = |arguments| record::len(arguments, argument_room);
+    let kept_len = kept_arguments.map_or(0, len);
+    let record_len = most_arguments.map_or(0, len).max(2 * kept_len);
     let stacks = if observation.with_stacks && record_len > 0 {
         StackCopies::OF_THREADS
     } else {
         StackCopies::None
     };
+    let is_much = most_arguments > Some(0) || kept_arguments.is_some() || observation.watches_exits;
     SharedLayout {
         record_len: record_len + stacks.len(),
-        has_large_rings: most_arguments > Some(0)
-            || kept_arguments.is_some()
-            || observation.watches_exits,
+        argument_room,
+        ring_doublings: is_much.into(),
         kept_len,
         stacks,
         ..SharedLayout::default()

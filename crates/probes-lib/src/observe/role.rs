@@ -246,6 +246,23 @@ impl WatchRole {
             None => self.arguments.iter().any(|it| it.is_in_memory()),
         }
     }
+
+    /// Returns what its records need room for beside each argument, and beside the result.
+    pub(crate) fn argument_room(&self) -> ArgumentRoom {
+        let Some(function) = self.function else {
+            return ArgumentRoom::Fields;
+        };
+        let format = |index| self.formats.get(index).copied();
+        let mut arguments = self.arguments.iter().enumerate();
+        let has_pointers = arguments.any(|(index, it)| it.may_be_pointer(format(index)));
+        let result = self.result_format.filter(|_| function.has_results);
+        let is_pointer = result.is_some_and(|it| ArgumentSource::RESULT.may_be_pointer(Some(it)));
+        let of_arguments = has_pointers.then_some(function.words);
+        let of_result = is_pointer.then_some(function.result);
+        let pointers = of_arguments.into_iter().chain(of_result);
+        let room = pointers.map(WordKind::argument_room).max();
+        room.unwrap_or(ArgumentRoom::Nothing)
+    }
 }
 
 /// What is recorded of a point in a function.
@@ -291,10 +308,31 @@ pub(crate) enum WordKind {
     Numbers,
 }
 
+/// What there is room for in the records of an observation, beside each argument.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum ArgumentRoom {
+    /// Nothing: no argument points to memory.
+    Nothing,
+    /// The first words of what it points to.
+    Words,
+    /// The fields of a value of OCaml.
+    #[default]
+    Fields,
+}
+
 impl WordKind {
     /// Whether the kernel is asked before memory is read.
     fn ask_kernel(self) -> bool {
         matches!(self, WordKind::MaybeValues | WordKind::Text)
+    }
+
+    /// Returns what a record needs room for beside such a word.
+    fn argument_room(self) -> ArgumentRoom {
+        match self {
+            WordKind::Values => ArgumentRoom::Fields,
+            WordKind::MaybeValues | WordKind::Text => ArgumentRoom::Words,
+            WordKind::Numbers => ArgumentRoom::Nothing,
+        }
     }
 }
 
@@ -504,6 +542,14 @@ impl Role {
 impl ArgumentSource {
     /// Where a function leaves its result.
     pub(crate) const RESULT: ArgumentSource = ArgumentSource::Register(Register::RAX);
+
+    /// Returns whether a value of this format may be an address of memory that is recorded, too. Without a format, it is a
+    /// word.
+    pub(crate) fn may_be_pointer(self, format: Option<ArgumentFormat>) -> bool {
+        let format = format.unwrap_or(ArgumentFormat::WORD);
+        let is_read = !matches!(self, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
+        is_read && format.size == 8 && !format.is_float
+    }
 
     /// Returns whether it is in memory of which the kernel may have to be asked before it is read.
     fn is_in_memory(self) -> bool {

@@ -37,6 +37,7 @@ use crate::observe::layout::pair_slots::{SLOT_LEN, SLOTS, SLOTS_TRIED};
 use crate::observe::layout::readable_pages;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
+use crate::observe::role::ArgumentRoom;
 use crate::observe::value_pages::ValuePages;
 
 /// The length of each header in bytes: that of the shared data, of a pair, and of a ring.
@@ -93,14 +94,22 @@ const SLOTS_AT: u64 = HEADER_LEN;
 pub(crate) const HISTOGRAMS_AT: u64 = SLOTS_AT + (SLOTS + SLOTS_TRIED) * SLOT_LEN;
 pub(crate) const PAIR_LEN: u64 = HISTOGRAMS_AT + GROUPS as u64 * HISTOGRAM_LEN;
 
-/// About how many bytes of records a ring holds; a large ring holds twice as many.
+/// About how many bytes of records a ring holds, unless it is doubled.
 const RING: u64 = 1 << 20;
 
-/// Binary logarithm of the ratio between the lengths of a ring with stacks and a large ring.
-const STACKS_BITS: u32 = 3;
+/// How often the length of a ring can be doubled.
+const MAX_DOUBLINGS: u8 = 6;
+
+/// How much more often it is doubled if stacks are copied.
+const STACKS_DOUBLINGS: u8 = 3;
+
+/// All shared data are shorter: trampolines address them by 32 bits with a sign.
+const MAX_LEN: u64 = 1 << 31;
 
 /// The fields of a record.
 pub(crate) mod record {
+    use crate::observe::role::ArgumentRoom;
+
     /// The sequence number in the ring, from 1; written last, so it tells that the record is complete.
     pub(crate) const NUMBER: u64 = 0;
     /// The time of the hit, in ticks.
@@ -139,16 +148,19 @@ pub(crate) mod record {
     /// Words of the block that are copied: one more than is shown, because a string that just fits
     /// in those has its end in the next word.
     pub(crate) const COPY_WORDS: u64 = 9;
-    pub(crate) const ARGUMENT_LEN: u64 = COPY + super::fields::WORDS * 8;
 
-    /// Returns the offset of an argument in a record.
-    pub(crate) fn argument_at(index: u64) -> u64 {
-        ARGUMENTS + ARGUMENT_LEN * index
+    /// Returns how many bytes an argument takes.
+    pub(crate) const fn argument_len(room: ArgumentRoom) -> u64 {
+        COPY + 8 * match room {
+            ArgumentRoom::Nothing => 0,
+            ArgumentRoom::Words => COPY_WORDS,
+            ArgumentRoom::Fields => super::fields::WORDS,
+        }
     }
 
     /// Returns the length of a record of so many arguments, in bytes.
-    pub(crate) const fn len(arguments: usize) -> u32 {
-        let len = ARGUMENTS + ARGUMENT_LEN * arguments as u64;
+    pub(crate) const fn len(arguments: usize, room: ArgumentRoom) -> u32 {
+        let len = ARGUMENTS + argument_len(room) * arguments as u64;
         len.next_multiple_of(64) as u32
     }
 }
@@ -194,8 +206,11 @@ pub(crate) struct SharedLayout {
     pub(crate) pairs: u32,
     /// The bytes of a record; 0 if no point is watched.
     pub(crate) record_len: u32,
-    /// Whether rings are large: they are if records have arguments, except in observations of earlier versions.
-    pub(crate) has_large_rings: bool,
+    /// What records have room for beside each argument. It is not stored in the process, and not known of an observation
+    /// that was found there.
+    pub(crate) argument_room: ArgumentRoom,
+    /// How often the length of a ring is doubled.
+    pub(crate) ring_doublings: u8,
     /// Whether filters read memory.
     pub(crate) filters_memory: bool,
     /// The table by which trampolines know what can be read. It is not stored in the process, and not known
@@ -217,10 +232,11 @@ pub(crate) struct SharedLayout {
 impl SharedLayout {
     /// Returns whether it can be a layout of ours: its numbers may have been read from a process.
     pub(crate) fn is_possible(self) -> bool {
-        let longest = record::len(MAX_ARGUMENTS);
+        let longest = record::len(MAX_ARGUMENTS, ArgumentRoom::Fields);
         let is_possible = self.pairs <= MAX_PAIRS && self.calls.is_possible();
         let is_possible = is_possible && self.values.is_possible() && self.keys.is_possible();
         let is_possible = is_possible && self.kept_len <= longest && self.kept_len % 64 == 0;
+        let is_possible = is_possible && self.ring_doublings <= MAX_DOUBLINGS;
         let longest = longest.max(2 * self.kept_len) + self.stacks.len();
         let records = 2 * self.kept_len + self.stacks.len()..=longest;
         is_possible && records.contains(&self.record_len) && self.record_len % 64 == 0
@@ -246,11 +262,35 @@ impl SharedLayout {
         self.pair(pair) + HISTOGRAMS_AT
     }
 
+    /// Returns the layout with rings that hold as much as this, if there is room for as large ones.
+    pub(crate) fn with_rings_of(self, bytes: u64) -> SharedLayout {
+        let wanted = bytes.min(RING << MAX_DOUBLINGS).div_ceil(RING).max(1);
+        let wanted = wanted.next_power_of_two().ilog2() as u8;
+        let wanted = match self.stacks {
+            StackCopies::None => wanted,
+            _ => wanted.saturating_sub(STACKS_DOUBLINGS),
+        };
+        let most = wanted.max(self.ring_doublings);
+        let with = |ring_doublings| SharedLayout {
+            ring_doublings,
+            ..self
+        };
+        let mut larger = (self.ring_doublings..=most).rev().map(with);
+        larger.find(|it| it.len() < MAX_LEN).unwrap_or(self)
+    }
+
+    /// Returns the offset of an argument in a record.
+    pub(crate) fn argument_at(self, index: u64) -> u64 {
+        record::ARGUMENTS + record::argument_len(self.argument_room) * index
+    }
+
     /// Returns how many records a ring holds, a power of two.
     pub(crate) fn records(self) -> u64 {
-        let has_stacks = self.stacks != StackCopies::None;
-        let ring = RING << u32::from(self.has_large_rings || has_stacks);
-        let ring = ring << (STACKS_BITS * u32::from(has_stacks));
+        let doublings = match self.stacks {
+            StackCopies::None => self.ring_doublings,
+            _ => self.ring_doublings.max(1) + STACKS_DOUBLINGS,
+        };
+        let ring = RING << doublings.min(MAX_DOUBLINGS);
         let fit = ring / u64::from(self.record_len.max(64));
         1 << fit.ilog2()
     }
@@ -381,8 +421,14 @@ mod tests {
         assert_eq!((slot::MARKS, slot::NUMBERS), (64 + 1024, 1088 + 512 + 64));
         assert_eq!(HISTOGRAMS_AT, 64 + 1040 * 2048);
         assert_eq!(PAIR_LEN, HISTOGRAMS_AT + 16 * HISTOGRAM_LEN);
-        let lens = [0, 1, 2, 3, 4, 5, 6].map(record::len);
-        assert_eq!(lens, [64, 256, 448, 640, 832, 1024, 1216]);
+        for (room, lens) in [
+            (ArgumentRoom::Nothing, [64, 64, 128, 128, 128, 128, 192]),
+            (ArgumentRoom::Words, [64, 192, 256, 320, 448, 512, 576]),
+            (ArgumentRoom::Fields, [64, 256, 448, 640, 832, 1024, 1216]),
+        ] {
+            let of_room = [0, 1, 2, 3, 4, 5, 6].map(|arguments| record::len(arguments, room));
+            assert_eq!(of_room, lens, "{room:?}");
+        }
         let shared = |pairs, record_len| SharedLayout {
             pairs,
             record_len,
@@ -397,9 +443,8 @@ mod tests {
         // A ring is a header and about 1 MiB of records, whose number is a power of two; or 2 MiB.
         assert_eq!((shared(0, 64).records(), both.records()), (16384, 2048));
         assert_eq!(both.ring_len(), 64 + 2048 * 320);
-        let has_large_rings = true;
         let large = SharedLayout {
-            has_large_rings,
+            ring_doublings: 1,
             ..both
         };
         assert_eq!(large.ring_len(), 64 + 4096 * 320);
@@ -433,7 +478,7 @@ mod tests {
     fn parts_follow_each_other() {
         assert_eq!(SharedLayout::default().len(), 0);
         for arguments in 0..=6 {
-            let record_len = record::len(arguments);
+            let record_len = record::len(arguments, ArgumentRoom::Fields);
             let shared = SharedLayout {
                 pairs: 3,
                 record_len,
@@ -462,7 +507,12 @@ mod tests {
             assert!(longest.is_possible());
             assert_eq!(longest.kept_starts(0), longest.keyed_starts(MAX_PAIRS));
             assert_eq!(longest.len(), longest.kept_starts(MAX_PAIRS));
-            assert!(longest.len() < 1 << 31);
+            assert!(longest.len() < MAX_LEN);
+            for bytes in [0, 1, 1 << 20, 3 << 20, 64 << 20, u64::MAX >> 1] {
+                assert!(longest.with_rings_of(bytes).len() < MAX_LEN, "{bytes}");
+                let ring = shared.with_rings_of(bytes).ring_len();
+                assert!(ring >= bytes.min(64 << 20) / 2 && ring <= (64 << 20) + HEADER_LEN);
+            }
             let too_short = SharedLayout {
                 record_len,
                 ..longest

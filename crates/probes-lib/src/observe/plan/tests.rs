@@ -10,7 +10,7 @@ use crate::expression::MAX_ARGUMENTS;
 use crate::expression::{Answer, Expression, Hit, Keys};
 use crate::observe::frame_id::FrameId;
 use crate::observe::layout::semaphores::WordChange;
-use crate::observe::role::{ArgumentSource, Marks, PairEnd, PairFilter, WatchRole};
+use crate::observe::role::{ArgumentRoom, ArgumentSource, Marks, PairEnd, PairFilter, WatchRole};
 use crate::select::Selector;
 use crate::select::function::FunctionSelector;
 use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
@@ -78,13 +78,13 @@ fn points_are_the_observed_sites_by_address() {
             address
         );
     }
-    let record_len = record::len(2);
+    let record_len = record::len(2, ArgumentRoom::Fields);
     assert_eq!(
         plan.shared,
         SharedLayout {
             pairs: 2,
             record_len,
-            has_large_rings: true,
+            ring_doublings: 1,
             ..SharedLayout::default()
         }
     );
@@ -128,7 +128,10 @@ fn at_most_six_arguments_are_recorded() {
     let plan = plan(&Observation::new().watch(Selector::name("c")));
     let watched = plan.points[0].role.watched.as_ref().unwrap();
     assert_eq!(watched.arguments.len(), MAX_ARGUMENTS);
-    assert_eq!(plan.shared.record_len, record::len(MAX_ARGUMENTS));
+    assert_eq!(
+        plan.shared.record_len,
+        record::len(MAX_ARGUMENTS, ArgumentRoom::Fields)
+    );
 }
 
 #[test]
@@ -451,9 +454,12 @@ fn slow_pairs_keep_arguments_of_both_ends() {
     assert_eq!(plan(&timed).shared.record_len, 0);
     let slow = plan(&timed.report_slow(Duration::from_millis(1)));
     // Probe b has two arguments.
-    assert_eq!(slow.shared.kept_len, record::len(2));
-    assert_eq!(slow.shared.record_len, 2 * record::len(2));
-    assert!(slow.shared.has_large_rings && slow.slow_from == Duration::from_millis(1));
+    assert_eq!(slow.shared.kept_len, record::len(2, ArgumentRoom::Fields));
+    assert_eq!(
+        slow.shared.record_len,
+        2 * record::len(2, ArgumentRoom::Fields)
+    );
+    assert!(slow.shared.ring_doublings == 1 && slow.slow_from == Duration::from_millis(1));
     let reported = |it: &PlannedPoint| it.role.reported.as_ref().map(|it| it.arguments.len());
     assert_eq!(reported(&slow.points[0]), Some(1));
     assert_eq!(reported(&slow.points[1]), Some(2));
@@ -462,11 +468,19 @@ fn slow_pairs_keep_arguments_of_both_ends() {
 #[test]
 fn rings_are_large_if_more_is_recorded() {
     let watching = Observation::new().watch(Selector::name("a"));
-    assert!(plan(&watching).shared.has_large_rings);
+    assert_eq!(plan(&watching).shared.ring_doublings, 1);
     let bare = plan_with(&watching, &[("a", "")]).unwrap();
-    assert!(bare.shared.record_len > 0 && !bare.shared.has_large_rings);
+    assert!(bare.shared.record_len > 0 && bare.shared.ring_doublings == 0);
     let exits = plan_with(&watching.watch_exits(), &[("a", "")]).unwrap();
-    assert!(exits.shared.has_large_rings);
+    assert_eq!(exits.shared.ring_doublings, 1);
+    let larger = Observation::new()
+        .watch(Selector::name("a"))
+        .with_rings_of(16 << 20);
+    assert_eq!(plan(&larger).shared.ring_doublings, 4);
+    let counted = Observation::new()
+        .count(Selector::name("a"))
+        .with_rings_of(16 << 20);
+    assert!(plan(&counted).shared.is_empty());
 }
 
 #[test]

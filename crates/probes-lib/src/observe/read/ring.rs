@@ -334,12 +334,14 @@ mod tests {
     use crate::observe::layout::keys::KeysLayout;
     use crate::observe::layout::stack_copies::StackCopies;
     use crate::observe::layout::values::ValuesLayout;
+    use crate::observe::role::ArgumentRoom;
     use crate::observe::value_pages::ValuePages;
 
     const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
         record_len: 1 << 16,
-        has_large_rings: false,
+        argument_room: ArgumentRoom::Fields,
+        ring_doublings: 0,
         filters_memory: false,
         value_pages: ValuePages::TableOfObserver,
         calls: CallsLayout::of_number(0),

@@ -94,7 +94,7 @@ impl FieldCopies {
         let mut arguments = self.arguments;
         for (index, begin, _) in &mut arguments {
             a.set_label(begin)?;
-            a.mov(esi, first_state(*index))?;
+            a.mov(esi, first_state(*index, layout))?;
             a.jmp(copy)?;
         }
         a.set_label(&mut copy)?;
@@ -112,8 +112,8 @@ impl FieldCopies {
 }
 
 /// Returns the state at the beginning. An argument's first word says how many cells follow; the fields are after it.
-fn first_state(index: u64) -> u32 {
-    let first = (record::argument_at(index) + record::COPY) / 8;
+fn first_state(index: u64, layout: SharedLayout) -> u32 {
+    let first = (layout.argument_at(index) + record::COPY) / 8;
     let end = first + fields::WORDS;
     (first + 1) as u32 | (end as u32) << END | (index as u32) << ARGUMENT
 }

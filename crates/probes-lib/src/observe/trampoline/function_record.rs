@@ -187,10 +187,7 @@ impl Arguments<'_> {
         }
         for (index, source) in (0..).zip(self.sources) {
             let format = self.formats.get(index as usize).copied();
-            let format = format.unwrap_or(ArgumentFormat::WORD);
-            let is_number = format.size < 8 || format.is_float;
-            let is_vector = matches!(source, ArgumentSource::Vector(_) | ArgumentSource::Unknown);
-            if !is_number && !is_vector {
+            if source.may_be_pointer(format) {
                 memory(a, index, self.words, self.context, fields)?;
             }
         }
@@ -204,7 +201,7 @@ impl Arguments<'_> {
         index: u64,
         source: ArgumentSource,
     ) -> Result<(), IcedError> {
-        let value = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE);
+        let value = qword_ptr(rcx + self.context.layout.argument_at(index) + layout_of::VALUE);
         match source {
             ArgumentSource::Register(register) => self.context.load(a, rdx, register)?,
             ArgumentSource::Vector(register) => {
@@ -229,10 +226,10 @@ impl Arguments<'_> {
         index: u64,
         memory: MemorySource,
     ) -> Result<(), IcedError> {
-        let at = layout_of::argument_at(index);
+        let context = self.context;
+        let at = context.layout.argument_at(index);
         let value = qword_ptr(rcx + at + layout_of::VALUE);
         let header = qword_ptr(rcx + at + layout_of::BLOCK_HEADER);
-        let context = self.context;
         let mut unread = a.create_label();
         if !memory.is_static() {
             context.operand_address(a, rdx, memory)?;
@@ -287,7 +284,7 @@ fn memory(
     let mut over = a.create_label();
     a.mov(
         rdx,
-        qword_ptr(rcx + layout_of::argument_at(index) + layout_of::VALUE),
+        qword_ptr(rcx + context.layout.argument_at(index) + layout_of::VALUE),
     )?;
     match words {
         WordKind::Values => record::block(a, index, context.layout, over, fields)?,
@@ -326,7 +323,7 @@ fn text(
     a.and(esi, PAGE as i32 - 1)?;
     a.shr(esi, 3)?;
     a.set_label(&mut copy)?;
-    copy_words(a, index)
+    copy_words(a, index, context.layout)
 }
 
 /// Emits the code that does the same as [`record::block`] with a value that may be any word, but copies no fields.
@@ -337,23 +334,23 @@ fn maybe_block(
     over: CodeLabel,
 ) -> Result<(), IcedError> {
     let last = 8 * (layout_of::COPY_WORDS as i32 - 1);
-    let header = qword_ptr(rcx + layout_of::argument_at(index) + layout_of::BLOCK_HEADER);
+    let header = qword_ptr(rcx + context.layout.argument_at(index) + layout_of::BLOCK_HEADER);
     a.test(edx, 7)?;
     a.jne(over)?;
     unless_table_and_kernel_allow(a, -8, context, over)?;
-    record::block_header(a, index, over)?;
+    record::block_header(a, index, context.layout, over)?;
     // All words that a record holds are asked for, however long the block is.
     unless_table_and_kernel_allow(a, last, context, over)?;
     unless_table_and_kernel_allow(a, 0, context, over)?;
     a.mov(rax, header)?;
     record::words_of_block(a, over)?;
-    copy_words(a, index)
+    copy_words(a, index, context.layout)
 }
 
 /// Emits the code that copies as many words from rdx on as esi says, at least one.
-fn copy_words(a: &mut CodeAssembler, index: u64) -> Result<(), IcedError> {
+fn copy_words(a: &mut CodeAssembler, index: u64, layout: SharedLayout) -> Result<(), IcedError> {
     let mut next = a.create_label();
-    let at = layout_of::argument_at(index) + layout_of::COPY;
+    let at = layout.argument_at(index) + layout_of::COPY;
     a.xor(edi, edi)?;
     a.set_label(&mut next)?;
     a.mov(rax, qword_ptr(rdx + rdi * 8))?;

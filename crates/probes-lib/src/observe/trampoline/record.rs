@@ -130,7 +130,8 @@ fn argument(
     context: PointContext,
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
-    let value = qword_ptr(rcx + record::argument_at(index) + record::VALUE);
+    let at = context.layout.argument_at(index);
+    let value = qword_ptr(rcx + at + record::VALUE);
     let mut over = a.create_label();
     match source {
         ArgumentSource::Register(register) => context.load(a, rdx, register)?,
@@ -141,7 +142,7 @@ fn argument(
             return a.movq(value, register);
         }
         ArgumentSource::Memory(memory) => {
-            let header = qword_ptr(rcx + record::argument_at(index) + record::BLOCK_HEADER);
+            let header = qword_ptr(rcx + at + record::BLOCK_HEADER);
             context.operand_address(a, rdx, memory)?;
             a.mov(value, rdx)?;
             a.mov(header, record::UNREAD as i32)?;
@@ -165,9 +166,10 @@ fn argument(
 pub(super) fn block_header(
     a: &mut CodeAssembler,
     index: u64,
+    layout: SharedLayout,
     are_values: CodeLabel,
 ) -> Result<(), IcedError> {
-    let header = qword_ptr(rcx + record::argument_at(index) + record::BLOCK_HEADER);
+    let header = qword_ptr(rcx + layout.argument_at(index) + record::BLOCK_HEADER);
     a.mov(rax, qword_ptr(rdx - 8))?;
     a.mov(header, rax)?;
     a.mov(byte_ptr(rcx + record::COPIED + index), 1)?;
@@ -196,13 +198,13 @@ pub(super) fn block(
     fields: &mut FieldCopies,
 ) -> Result<(), IcedError> {
     let are_values = fields.begin(a, index, over);
-    let at = record::argument_at(index);
+    let at = layout.argument_at(index);
     // Blocks are aligned to words; odd values are integers.
     a.test(dl, 7)?;
     a.jne(over)?;
     a.lea(rax, qword_ptr(rdx - 8))?;
     unless_readable_value(a, layout, over)?;
-    block_header(a, index, are_values)?;
+    block_header(a, index, layout, are_values)?;
     words_of_block(a, over)?;
     a.lea(rax, qword_ptr(rdx + rsi * 8 - 8))?;
     unless_readable_value(a, layout, over)?;

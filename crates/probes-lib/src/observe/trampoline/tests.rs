@@ -17,7 +17,9 @@ use crate::observe::frame_id::FrameId;
 use crate::observe::layout::arena::{LINE, TAIL_LEN};
 use crate::observe::layout::shared::record;
 use crate::observe::point::{Point, PointKind};
-use crate::observe::role::{ArgumentSource, Marks, PairEnd, StackKind, TimedRole, WatchRole};
+use crate::observe::role::{
+    ArgumentRoom, ArgumentSource, Marks, PairEnd, StackKind, TimedRole, WatchRole,
+};
 use crate::patch_plan::displaced::ExitKind;
 use crate::process::tool::new_id;
 use crate::site::{JMP, RET};
@@ -138,7 +140,7 @@ fn saved_registers_are_found_as_arguments() {
     ];
     let layout = SharedLayout {
         pairs: 2,
-        record_len: record::len(arguments.len()),
+        record_len: record::len(arguments.len(), ArgumentRoom::Fields),
         ..SharedLayout::default()
     };
     let role = Role {
@@ -199,7 +201,7 @@ fn whole_listing_is_golden() {
     ];
     let layout = SharedLayout {
         pairs: 2,
-        record_len: record::len(arguments.len()),
+        record_len: record::len(arguments.len(), ArgumentRoom::Fields),
         ..SharedLayout::default()
     };
     let role = Role {
@@ -462,7 +464,7 @@ fn roles_and_variants() -> Vec<(Role, Vec<Role>)> {
 fn every_trampoline_fits_beside_any_others() {
     let layout = SharedLayout {
         pairs: 64,
-        record_len: record::len(MAX_ARGUMENTS),
+        record_len: record::len(MAX_ARGUMENTS, ArgumentRoom::Fields),
         ..SharedLayout::default()
     };
     for (role, likes) in roles_and_variants() {
@@ -543,7 +545,7 @@ fn every_point_of_an_arena_has_its_trampoline() {
     };
     let shared = SharedLayout {
         pairs: 2,
-        record_len: record::len(3),
+        record_len: record::len(3, ArgumentRoom::Fields),
         ..SharedLayout::default()
     };
     check_arena(&role, shared);

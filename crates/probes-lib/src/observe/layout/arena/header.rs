@@ -21,13 +21,15 @@ use crate::observe::layout::shared::{MAX_PAIRS, SharedLayout, record};
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::point::{Island, PATCH_LEN, PatchBytes, Point, PointKind};
+use crate::observe::role::ArgumentRoom;
 use crate::observe::value_pages::ValuePages;
 use crate::patch_plan::jump::SHORT_LEN;
 
 const MAGIC: [u8; 16] = *b"ocaml-probes obs";
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 
-/// The versions whose arenas are laid out as now. In the first, no trampolines were moved ([`Arena::lead`]).
+/// The versions whose arenas are laid out as now. In the first, no trampolines were moved ([`Arena::lead`]); before the last,
+/// rings were doubled once at most.
 const CURRENT_VERSIONS: RangeInclusive<u32> = 6..=VERSION;
 
 /// The versions with a row of counters for each group of threads. What their tools have left is removed as well.
@@ -63,7 +65,7 @@ const SHARED_AT: usize = 48;
 /// The length of records, without stacks; from bit [`KEPT_LEN_BIT`] on, that of what is kept of the starts of pairs.
 const RECORD_LEN_AT: usize = 56;
 const KEPT_LEN_BIT: u32 = 16;
-const _: () = assert!(2 * record::len(MAX_ARGUMENTS) < 1 << KEPT_LEN_BIT);
+const _: () = assert!(2 * record::len(MAX_ARGUMENTS, ArgumentRoom::Fields) < 1 << KEPT_LEN_BIT);
 /// The number of the layout of the data about timed functions.
 const CALLS_AT: usize = 60;
 pub(super) const ID_AT: usize = 64;
@@ -81,7 +83,9 @@ const SAMPLED_AT: usize = 75;
 const OBSERVER_AT: usize = BASE_LEN;
 const KEYS_BIT: u32 = 4;
 const PAIRS_BY_KEY_BIT: u32 = 1;
-const LARGE_RINGS_BIT: u32 = 2;
+/// The bit that says whether rings are doubled, and those that say how often beside once.
+const DOUBLED_RINGS_BIT: u32 = 2;
+const MORE_DOUBLINGS_BIT: u32 = 5;
 /// The bit that says whether expressions ask for the ids of threads.
 const ASKS_FOR_THREADS_BIT: u32 = 3;
 /// The bit that says whether stacks are copied.
@@ -221,12 +225,14 @@ impl Arena {
         put(SAMPLED_AT, &[self.is_sampled.into()]);
         let filters_memory = u8::from(self.shared.filters_memory);
         let by_key = u8::from(self.shared.pairs_by_key) << PAIRS_BY_KEY_BIT;
-        let large = u8::from(self.shared.has_large_rings) << LARGE_RINGS_BIT;
+        let doublings = self.shared.ring_doublings;
+        let doubled = u8::from(doublings > 0) << DOUBLED_RINGS_BIT
+            | doublings.saturating_sub(1) << MORE_DOUBLINGS_BIT;
         let threads = u8::from(self.shared.asks_for_threads) << ASKS_FOR_THREADS_BIT;
         let stacks = u8::from(self.shared.stacks != StackCopies::None) << STACKS_BIT;
         put(
             FLAGS_AT,
-            &[filters_memory | by_key | large | threads | stacks],
+            &[filters_memory | by_key | doubled | threads | stacks],
         );
         let version = match &self.version {
             HeaderVersion::WithoutRecord { .. } => *VERSIONS_WITHOUT_OBSERVER.start(),
@@ -340,7 +346,9 @@ fn shared_layout_in(header: &[u8; BASE_LEN]) -> SharedLayout {
     SharedLayout {
         pairs: pairs & ((1 << PAIRS_BITS) - 1),
         record_len: (record_lens & ((1 << KEPT_LEN_BIT) - 1)) + stacks.len(),
-        has_large_rings: flag(LARGE_RINGS_BIT),
+        argument_room: ArgumentRoom::default(),
+        ring_doublings: u8::from(flag(DOUBLED_RINGS_BIT))
+            + (header[FLAGS_AT] >> MORE_DOUBLINGS_BIT),
         filters_memory: flag(0),
         value_pages: ValuePages::default(),
         calls: CallsLayout::of_number(number(header, CALLS_AT)),

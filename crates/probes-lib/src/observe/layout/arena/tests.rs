@@ -11,6 +11,7 @@ use crate::observe::layout::shared::record;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::point::{Island, PatchBytes};
+use crate::observe::role::ArgumentRoom;
 use crate::process::tool::new_id;
 
 fn arena() -> (Arena, Vec<u8>) {
@@ -45,7 +46,7 @@ fn arena() -> (Arena, Vec<u8>) {
         lead: 0,
         shared: SharedLayout {
             pairs: 2,
-            record_len: record::len(3),
+            record_len: record::len(3, ArgumentRoom::Fields),
             ..SharedLayout::default()
         },
         is_filtered: false,
@@ -150,7 +151,7 @@ fn impossible_arenas_are_not_found() {
             is_sampled,
             shared: SharedLayout {
                 filters_memory: is_filtered,
-                has_large_rings: is_sampled,
+                ring_doublings: is_sampled.into(),
                 asks_for_threads: is_filtered != is_sampled,
                 ..arena.shared
             },
@@ -158,10 +159,10 @@ fn impossible_arenas_are_not_found() {
         };
         assert!(found_by_header(&filtered));
     }
-    let most = record::len(6);
+    let most = record::len(6, ArgumentRoom::Fields);
     assert!(found_by_header(&shared(64, most)));
-    let mut reporting = shared(3, 2 * record::len(4));
-    reporting.shared.kept_len = record::len(4);
+    let mut reporting = shared(3, 2 * record::len(4, ArgumentRoom::Fields));
+    reporting.shared.kept_len = record::len(4, ArgumentRoom::Fields);
     assert!(found_by_header(&reporting));
     reporting.shared.stacks = StackCopies::OF_THREADS;
     reporting.shared.record_len += reporting.shared.stacks.len();
@@ -415,7 +416,7 @@ fn counters_of_a_point_are_its_own() {
 fn every_part_of_the_layout_is_found_again() {
     let (arena, _) = arena();
     let plain = arena.shared;
-    let kept = record::len(2);
+    let kept = record::len(2, ArgumentRoom::Fields);
     for shared in [
         SharedLayout {
             filters_memory: true,
@@ -425,10 +426,8 @@ fn every_part_of_the_layout_is_found_again() {
             pairs_by_key: true,
             ..plain
         },
-        SharedLayout {
-            has_large_rings: true,
-            ..plain
-        },
+        plain.with_rings_of(2 << 20),
+        plain.with_rings_of(64 << 20),
         SharedLayout {
             asks_for_threads: true,
             ..plain

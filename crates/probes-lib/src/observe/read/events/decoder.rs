@@ -130,10 +130,11 @@ impl EventDecoder {
         event.frame = watched.has_frames.then(|| frame(record));
         event.pair_key = watched.pair_key.as_ref().and_then(|key| {
             let has_threads = self.threads.ids != ThreadIds::Unknown;
-            let recorded: Vec<_> = all_recorded(record, shapes).collect();
+            let recorded: Vec<_> = all_recorded(record, self.layout, shapes).collect();
             PairKey::of(&key.parts, &recorded, has_threads.then_some(tid))
         });
-        decode_hit(&mut self.kinds, of, record, (kind, shapes), event);
+        let layout = self.layout;
+        decode_hit(&mut self.kinds, of, (record, layout), (kind, shapes), event);
         event.thread = self.threads.get(of.process, tid);
         if self.layout.stacks != StackCopies::None {
             event.stack = self.stack(record, event);
@@ -161,7 +162,14 @@ impl EventDecoder {
         };
         event.of = watched.of;
         let shapes = watched.shapes(kind);
-        decode_hit(&mut self.kinds, of, record, (kind, shapes), &mut event);
+        let layout = self.layout;
+        decode_hit(
+            &mut self.kinds,
+            of,
+            (record, layout),
+            (kind, shapes),
+            &mut event,
+        );
         event.thread = self.threads.get(of.process, tid(record));
         Some(event)
     }
@@ -229,14 +237,14 @@ impl ThreadIdMap {
 fn decode_hit(
     kinds: &mut CustomKinds,
     of: RecordedProcess<'_>,
-    record: &[u8],
+    (record, layout): (&[u8], SharedLayout),
     (kind, shapes): (EventKind, &[ArgumentShape]),
     event: &mut Event,
 ) {
     (event.time, event.monotonic) = of.clock.times(word(record, record::TIME));
     event.kind = kind;
     event.arguments.clear();
-    let recorded = all_recorded(record, shapes);
+    let recorded = all_recorded(record, layout, shapes);
     let decode = |it: RecordedArgument<'_>| it.decode(&mut |at| kinds.get(of.memory, at));
     event.arguments.extend(recorded.map(decode));
 }
@@ -279,15 +287,21 @@ fn frame(record: &[u8]) -> CallFrame {
 /// Returns the arguments in a record.
 fn all_recorded<'r>(
     record: &'r [u8],
+    layout: SharedLayout,
     shapes: &[ArgumentShape],
 ) -> impl Iterator<Item = RecordedArgument<'r>> {
     let shapes = shapes.iter().enumerate();
-    shapes.map(|(index, shape)| recorded(record, index, *shape))
+    shapes.map(move |(index, shape)| recorded(record, layout, index, *shape))
 }
 
 /// Returns the argument of this index in a record.
-fn recorded(record: &[u8], index: usize, shape: ArgumentShape) -> RecordedArgument<'_> {
-    let at = record::ARGUMENTS + record::ARGUMENT_LEN * index as u64;
+fn recorded(
+    record: &[u8],
+    layout: SharedLayout,
+    index: usize,
+    shape: ArgumentShape,
+) -> RecordedArgument<'_> {
+    let at = layout.argument_at(index as u64);
     let copied = record
         .get(record::COPIED as usize + index)
         .copied()
@@ -318,7 +332,7 @@ pub(super) mod tests {
     use crate::observe::functions::ObservedFunctions;
     use crate::observe::observation::Observation;
     use crate::observe::read::value::Value;
-    use crate::observe::role::ArgumentSource;
+    use crate::observe::role::{ArgumentRoom, ArgumentSource};
     use crate::select::Selector;
     use crate::select::function::FunctionSelector;
     use crate::testing::{ProgramSpec, loaded_twice, program_with_arguments};
@@ -358,7 +372,7 @@ pub(super) mod tests {
 
     /// Returns a record with these words at these offsets.
     pub(in super::super) fn record_of(words: &[(u64, u64)]) -> Vec<u8> {
-        let mut bytes = vec![0; record::len(2) as usize];
+        let mut bytes = vec![0; record::len(2, ArgumentRoom::Fields) as usize];
         for (at, word) in words {
             bytes[*at as usize..][..8].copy_from_slice(&word.to_le_bytes());
         }
@@ -386,7 +400,7 @@ pub(super) mod tests {
                 (record::TIME, 1 << 40),
                 (record::TID, point << 32 | 77),
                 (record::ARGUMENTS + record::VALUE, 85),
-                (record::ARGUMENTS + record::ARGUMENT_LEN, 0xffff_ffff),
+                (SharedLayout::default().argument_at(1), 0xffff_ffff),
             ]);
             decoded(&mut decoder, &clock, &bytes)
         };
@@ -418,7 +432,7 @@ pub(super) mod tests {
             is_float: false,
             is_c: false,
         };
-        let at = record::ARGUMENTS + record::ARGUMENT_LEN;
+        let at = SharedLayout::default().argument_at(1);
         let mut words = vec![
             (at + record::VALUE, 11),
             (at + record::BLOCK_HEADER, 22),
@@ -429,7 +443,7 @@ pub(super) mod tests {
         for (copied, len) in [(0, None), (1, Some(0)), (3, Some(2)), (255, Some(22))] {
             words.push((record::COPIED, copied << 8 | 10));
             let bytes = record_of(&words);
-            let recorded = recorded(&bytes, 1, shape);
+            let recorded = recorded(&bytes, SharedLayout::default(), 1, shape);
             assert_eq!((recorded.value, recorded.header), (11, 22));
             assert_eq!((recorded.size, recorded.signed), (4, true));
             assert_eq!(recorded.words.map(|words| words.len() / 8), len);

@@ -116,13 +116,13 @@ impl ExitReport<'_> {
         a.mov(qword_ptr(rcx + (start + layout_of::COPIED)), 0)?;
         for index in 0..self.reported.arguments.len() as u64 {
             a.mov(rax, qword_ptr(rdx + (call_slot::ARGUMENTS + 8 * index)))?;
-            let argument = start + layout_of::argument_at(index) + layout_of::VALUE;
+            let argument = start + layout.argument_at(index) + layout_of::VALUE;
             a.mov(qword_ptr(rcx + argument), rax)?;
         }
         a.mov(word_at(rcx, layout_of::COPIED), 0)?;
         self.context.load(a, rax, Register::RAX)?;
         a.mov(
-            qword_ptr(rcx + (layout_of::argument_at(0) + layout_of::VALUE)),
+            qword_ptr(rcx + (layout.argument_at(0) + layout_of::VALUE)),
             rax,
         )
     }

@@ -232,7 +232,7 @@ fn code_copies_what_the_model_copies() {
         if let Some(words) = blocks.copied() {
             expected[(record::COPIED + index) as usize] += words.len() as u8;
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let start = (record::argument_at(index) + record::COPY) as usize;
+            let start = (LAYOUT.argument_at(index) + record::COPY) as usize;
             expected[start..start + bytes.len()].copy_from_slice(&bytes);
             add(&all, true);
             add(&lists, words[0] > 0);
@@ -267,7 +267,7 @@ fn code_copies_what_the_model_copies() {
             let copied = peek(pid, RECORD, RECORD_LEN);
             // Behind what is copied, a word that had no room may have been begun.
             prop_assert_eq!(&copied[..len], &expected[..len]);
-            let end = (record::argument_at(index) + record::ARGUMENT_LEN) as usize;
+            let end = (LAYOUT.argument_at(index + 1)) as usize;
             prop_assert_eq!(&copied[end..], &expected[end..]);
         }
         Ok(())
@@ -281,7 +281,7 @@ fn code_copies_what_the_model_copies() {
 /// Returns where what is copied ends in a record.
 fn written(record: &[u8], index: u64) -> usize {
     let words = u64::from(record[(record::COPIED + index) as usize]) - 1;
-    (record::argument_at(index) + record::COPY + 8 * words) as usize
+    (LAYOUT.argument_at(index) + record::COPY + 8 * words) as usize
 }
 
 /// Returns where the code goes on, after the breakpoint there.

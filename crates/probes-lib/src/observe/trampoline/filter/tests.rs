@@ -33,7 +33,7 @@ use crate::observe::layout::shared::SharedLayout;
 use crate::observe::layout::shared::validity;
 use crate::observe::layout::stack_copies::StackCopies;
 use crate::observe::layout::values::{ValuesLayout, header, order};
-use crate::observe::role::{HistogramRole, MemorySource};
+use crate::observe::role::{ArgumentRoom, HistogramRole, MemorySource};
 use crate::observe::trampoline::at_point::RegisterPlace;
 use crate::observe::trampoline::stack_room::RED_ZONE;
 use crate::observe::trampoline::values;
@@ -57,7 +57,8 @@ pub(in super::super) const SHARED: u64 = 0x10_2000_0000;
 pub(in super::super) const LAYOUT: SharedLayout = SharedLayout {
     pairs: 0,
     record_len: 0,
-    has_large_rings: false,
+    argument_room: ArgumentRoom::Fields,
+    ring_doublings: 0,
     filters_memory: true,
     value_pages: ValuePages::TableOfObserver,
     calls: crate::observe::layout::calls::CallsLayout {

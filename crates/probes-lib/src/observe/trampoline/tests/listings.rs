@@ -20,8 +20,8 @@ use crate::observe::layout::stack_copies::{FiberFields, StackCopies};
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::observation::{CallOnce, Observation};
 use crate::observe::role::{
-    ArgumentFormat, ExitsRole, FilterRole, FreedStackRole, FunctionPart, HistogramRole,
-    IntegerRole, KeyRole, MemorySource, PairFilter, WatchedFunction, WordKind,
+    ArgumentFormat, ArgumentRoom, ExitsRole, FilterRole, FreedStackRole, FunctionPart,
+    HistogramRole, IntegerRole, KeyRole, MemorySource, PairFilter, WatchedFunction, WordKind,
 };
 use crate::patch_plan::PatchPlanner;
 use crate::patch_plan::code::Code;
@@ -221,8 +221,8 @@ fn timed_calls_are_golden() {
         ..plain(&from_start)
     };
     let layout = SharedLayout {
-        record_len: 2 * record::len(2) + StackCopies::OF_THREADS.len(),
-        kept_len: record::len(2),
+        record_len: 2 * record::len(2, ArgumentRoom::Fields) + StackCopies::OF_THREADS.len(),
+        kept_len: record::len(2, ArgumentRoom::Fields),
         stacks: StackCopies::OF_THREADS,
         calls: CallsLayout {
             keeps_arguments: true,
@@ -278,8 +278,8 @@ fn watch_role(function: WatchedFunction, arguments: &[ArgumentSource]) -> WatchR
 
 fn recorded_layout(stacks: StackCopies) -> SharedLayout {
     SharedLayout {
-        record_len: record::len(MAX_ARGUMENTS) + stacks.len(),
-        has_large_rings: true,
+        record_len: record::len(MAX_ARGUMENTS, ArgumentRoom::Fields) + stacks.len(),
+        ring_doublings: 1,
         stacks,
         ..SharedLayout::default()
     }
@@ -577,8 +577,8 @@ fn trampolines_of_paired_sites_are_golden() {
     let layout = SharedLayout {
         pairs: 2,
         pairs_by_key: true,
-        kept_len: record::len(2),
-        record_len: 2 * record::len(2),
+        kept_len: record::len(2, ArgumentRoom::Fields),
+        record_len: 2 * record::len(2, ArgumentRoom::Fields),
         ..SharedLayout::default()
     };
     let role = Role {
