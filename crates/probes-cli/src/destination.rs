@@ -1,11 +1,10 @@
 //! [`Output`]: how the answer of a command is written, and where to: standard output, a file (-o), or, beside
 //! a traced program whose standard output is its own, standard error.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, ErrorKind, IsTerminal, LineWriter, Stdout, Write, stderr, stdout};
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal, LineWriter, Stdout, Write, stderr, stdout};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,6 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use crate::failure::Failure;
 use crate::messages::Messages;
 use crate::output::Format;
+use crate::output_file::OutputFile;
 use crate::poll::{PIPE_BUF, WaitingWriter, is_writable};
 use crate::text::TERMINAL_LINES;
 
@@ -40,48 +40,33 @@ pub(crate) enum Destination {
 /// them.
 #[derive(Debug)]
 pub(crate) struct AnswerFile {
-    path: PathBuf,
-    file: File,
+    file: OutputFile,
     is_emptied: AtomicBool,
-    /// Whether we have made it.
-    is_new: bool,
 }
 
 impl AnswerFile {
     /// Opens a file, or creates it.
-    fn open(path: &Path, messages: &Messages) -> io::Result<AnswerFile> {
-        let (file, is_new) = open_or_create(path, messages)?;
-        let is_emptied = AtomicBool::new(!file.metadata()?.is_file());
-        Ok(AnswerFile {
-            path: path.to_owned(),
-            file,
-            is_emptied,
-            is_new,
-        })
+    fn open(path: &Path, messages: &Messages) -> Result<AnswerFile, Failure> {
+        let file = OutputFile::create(path, messages)?;
+        let is_emptied = AtomicBool::new(!file.is_regular());
+        Ok(AnswerFile { file, is_emptied })
     }
 
     /// The file, emptied by the first call.
     fn emptied(&self) -> io::Result<&File> {
+        let file = self.file.file();
         if !self.is_emptied.load(Ordering::Relaxed) {
-            self.file.set_len(0)?;
+            file.set_len(0)?;
+            self.file.keep();
             self.is_emptied.store(true, Ordering::Relaxed);
         }
-        Ok(&self.file)
-    }
-}
-
-impl Drop for AnswerFile {
-    /// If the command has not begun, no new file is left.
-    fn drop(&mut self) {
-        if self.is_new && !self.is_emptied.load(Ordering::Relaxed) {
-            remove_new(&self.path, &self.file);
-        }
+        Ok(file)
     }
 }
 
 impl Output {
-    /// Empties the file of -o, if there is one: the command has begun, and what is there is not its answer. The first
-    /// part of an answer does so, too.
+    /// Empties the file of -o, if there is one, as the first write does: from now on, it holds the answer of this command
+    /// alone.
     pub(crate) fn begin(&self) -> Result<(), Failure> {
         self.destination.print(b"")
     }
@@ -102,11 +87,14 @@ impl Output {
             }
             Destination::Stderr => Box::new(LineWriter::new(WaitingWriter(stderr()))),
             Destination::File(file) => {
-                Box::new(BufWriter::new(file.emptied().map_err(Failure::Output)?))
+                let emptied = file.emptied();
+                Box::new(BufWriter::new(
+                    emptied.map_err(|error| self.destination.unwritten(error))?,
+                ))
             }
         };
         let written = write(&mut to).and_then(|()| to.flush());
-        written.map_err(Failure::Output)
+        written.map_err(|error| self.destination.unwritten(error))
     }
 
     /// Writes a result that took time to obtain. If that fails, writes it to standard error, so that it is not lost,
@@ -124,8 +112,8 @@ impl Output {
         printed
     }
 
-    /// Writes the end of an answer, as [`Output::print_result`] does. If the reader of the output did not read,
-    /// writes it to standard error, without waiting.
+    /// Writes the end of an answer, as [`Output::print_result`] does. If the reader of the output has
+    /// stopped reading, writes it to standard error, without waiting.
     pub(crate) fn print_last(&self, text: &str, output_was_read: bool) -> Result<(), Failure> {
         if output_was_read {
             self.print_result(text)
@@ -158,8 +146,7 @@ impl Output {
 impl Destination {
     /// Opens or creates the file of -o.
     pub(crate) fn file(path: &Path, messages: &Messages) -> Result<Destination, Failure> {
-        let file = AnswerFile::open(path, messages);
-        let file = file.map_err(|error| Failure::WriteFile(path.to_owned(), error))?;
+        let file = AnswerFile::open(path, messages)?;
         Ok(Destination::File(Arc::new(file)))
     }
 
@@ -167,20 +154,28 @@ impl Destination {
         matches!(self, Destination::Stdout) && stdout().is_terminal()
     }
 
-    /// Writes text.
+    /// Writes all of `text`, which may begin in the middle of a UTF-8 character. Waits for room.
     pub(crate) fn print(&self, text: &[u8]) -> Result<(), Failure> {
         let written = match self {
-            Destination::Stdout => return print_bytes(text),
+            Destination::Stdout => WaitingWriter(StandardOutput(stdout())).write_all(text),
             Destination::File(file) => file.emptied().and_then(|mut file| file.write_all(text)),
             Destination::Stderr => {
                 pieces(text).try_for_each(|piece| WaitingWriter(stderr()).write_all(piece))
             }
         };
-        written.map_err(Failure::Output)
+        written.map_err(|error| self.unwritten(error))
     }
 
-    /// Writes the first lines of a text, or a part of the first line: no more than fits into a pipe that poll(2)
-    /// reports as writable. Returns how many bytes were written.
+    /// The failure to write to it.
+    pub(crate) fn unwritten(&self, error: io::Error) -> Failure {
+        match self {
+            Destination::File(file) => Failure::OutputFile(file.file.path().to_owned(), error),
+            Destination::Stdout | Destination::Stderr => Failure::Output(error),
+        }
+    }
+
+    /// Writes as many whole lines as fit into [`PIPE_BUF`] bytes, which a pipe that poll(2) reports as writable has room
+    /// for; of a longer first line, its first [`PIPE_BUF`] bytes. Returns how many bytes were written.
     pub(crate) fn write_some(&self, text: &[u8]) -> io::Result<usize> {
         let most = &text[..text.len().min(PIPE_BUF)];
         // Whole lines, so that no signal cuts one.
@@ -199,77 +194,18 @@ impl Destination {
         match self {
             Destination::Stdout => action(stdout().as_fd()),
             Destination::Stderr => action(stderr().as_fd()),
-            Destination::File(file) => action(file.file.as_fd()),
+            Destination::File(file) => action(file.file.file().as_fd()),
         }
     }
-}
-
-/// Opens a file to be written to, or creates it. Returns the file, and whether it is new; an existing one keeps its
-/// contents. Waits for a reader if it is a pipe without one, and says so. Has to be called before signals are blocked,
-/// so that they end the wait.
-pub(crate) fn open_or_create(path: &Path, messages: &Messages) -> io::Result<(File, bool)> {
-    let mut options = OpenOptions::new();
-    let options = options.write(true);
-    match options.clone().create_new(true).open(path) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            let options = options.create(true).truncate(false);
-            Ok((open_to_write(options, path, messages)?, false))
-        }
-        created => Ok((created?, true)),
-    }
-}
-
-/// Removes a file that we have made, unless it has contents by now, or its name is that of another file.
-pub(crate) fn remove_new(path: &Path, file: &File) {
-    let (Ok(made), Ok(found)) = (file.metadata(), fs::symlink_metadata(path)) else {
-        return;
-    };
-    let is_same = (made.dev(), made.ino()) == (found.dev(), found.ino());
-    if is_same && made.len() == 0 {
-        // That it stays does no harm.
-        let _ = fs::remove_file(path);
-    }
-}
-
-fn open_to_write(options: &mut OpenOptions, path: &Path, messages: &Messages) -> io::Result<File> {
-    let mut at_once = options.clone();
-    match at_once.custom_flags(OFlag::O_NONBLOCK.bits()).open(path) {
-        Ok(file) => {
-            // Writes wait for room.
-            let flags = OFlag::from_bits_retain(fcntl(&file, FcntlArg::F_GETFL)?);
-            fcntl(&file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
-            Ok(file)
-        }
-        Err(error) if is_pipe_without_reader(path, &error) => {
-            let path_shown = path.display();
-            messages.note(&format!(
-                "{path_shown} is a pipe that no process reads: waits for a reader, until Ctrl-C"
-            ));
-            options.open(path)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// fifo(7): "A process can open a FIFO in nonblocking mode. [...] opening for write-only will fail with ENXIO (no such
-/// device or address) unless the other end has already been opened."
-fn is_pipe_without_reader(path: &Path, error: &io::Error) -> bool {
-    let is_pipe = || path.metadata().is_ok_and(|it| it.file_type().is_fifo());
-    error.raw_os_error() == Some(Errno::ENXIO as i32) && is_pipe()
 }
 
 /// Writes a result to standard output.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    print_bytes(text.as_bytes())
+    Destination::Stdout.print(text.as_bytes())
 }
 
-/// Same as [`print()`], for text that may begin in the middle of a UTF-8 character.
-fn print_bytes(text: &[u8]) -> Result<(), Failure> {
-    let written = WaitingWriter(StandardOutput(stdout())).write_all(text);
-    written.map_err(Failure::Output)
-}
-
-/// Standard output. [`std::io::Stdout`] passes over what it writes to a descriptor that is not open for writing.
+/// Standard output. [`std::io::Stdout`] ignores that its descriptor is not open for writing (EBADF), and the text would
+/// be lost silently.
 struct StandardOutput(Stdout);
 
 impl AsFd for StandardOutput {
@@ -288,8 +224,8 @@ impl Write for StandardOutput {
     }
 }
 
-/// Fails if standard output is not open for writing, as after `1<FILE`: before anything is done, because the answer
-/// would be lost.
+/// Fails if standard output is not open for writing, as after `1<FILE`. Called before a command does its work, whose
+/// answer would be lost.
 pub(crate) fn check_standard_output() -> Result<(), Failure> {
     let flags = fcntl(stdout(), FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
     let failed = |errno: Errno| Err(Failure::Output(errno.into()));
@@ -334,28 +270,7 @@ fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
-    use test_support::Scratch;
-
     use super::*;
-
-    #[test]
-    fn new_file_with_contents_is_kept() {
-        let scratch = Scratch::new();
-        let [empty, filled, moved] = ["empty", "filled", "moved"].map(|name| {
-            let path = scratch.file(name);
-            let file = File::create_new(&path).unwrap();
-            (path, file)
-        });
-        // By another process.
-        fs::write(&filled.0, "its answer").unwrap();
-        fs::remove_file(&moved.0).unwrap();
-        fs::write(&moved.0, "").unwrap();
-        for (path, file) in [&empty, &filled, &moved] {
-            remove_new(path, file);
-        }
-        let are_kept = [&empty, &filled, &moved].map(|(path, _)| path.exists());
-        assert_eq!(are_kept, [false, true, true]);
-    }
 
     #[test]
     fn pieces_are_whole_lines_of_bounded_length() {

@@ -37,8 +37,11 @@ pub(crate) enum Failure {
     Survey(Error),
     /// The output could not be written.
     Output(io::Error),
-    /// What was asked for was done, but the output could not be written.
-    DoneUnwritten(String, io::Error),
+    /// The output could not be written to the file of -o. For programs, this is the same as [`Failure::Output`].
+    #[strum(serialize = "output")]
+    OutputFile(PathBuf, io::Error),
+    /// What was asked for was done, but the output could not be written; the failure says why.
+    DoneUnwritten(String, Box<Failure>),
     /// A temporary change could not be undone: why, and which command undoes it.
     NotUndone {
         error: Error,
@@ -119,8 +122,8 @@ impl Failure {
     /// A failure to write the output, after what was asked for was `done`.
     pub(crate) fn after_doing(self, done: &str) -> Failure {
         match self {
-            Failure::Output(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                Failure::DoneUnwritten(done.to_owned(), error)
+            Failure::Output(_) | Failure::OutputFile(..) if !self.is_closed_pipe() => {
+                Failure::DoneUnwritten(done.to_owned(), Box::new(self))
             }
             failure => failure,
         }
@@ -131,9 +134,14 @@ impl Failure {
         self.after_doing("what was changed was undone")
     }
 
-    /// Whether the reader of standard output has gone: it does not want the rest of the output.
+    /// Whether the reader of the output has gone: it does not want the rest.
     pub(crate) fn is_closed_pipe(&self) -> bool {
-        matches!(self, Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe)
+        match self {
+            Failure::Output(error) | Failure::OutputFile(_, error) => {
+                error.kind() == io::ErrorKind::BrokenPipe
+            }
+            _ => false,
+        }
     }
 
     /// 2 for a usage error, otherwise 1.
@@ -229,6 +237,7 @@ impl Failure {
             Failure::Several { .. }
             | Failure::NotSet(_)
             | Failure::Output(_)
+            | Failure::OutputFile(..)
             | Failure::DoneUnwritten(..)
             | Failure::WriteFile(..)
             | Failure::CutFile(..)
@@ -247,9 +256,11 @@ impl fmt::Display for Failure {
             Failure::Output(error) => {
                 write!(f, "cannot write the output: {}", reason(error))
             }
-            Failure::DoneUnwritten(done, error) => {
-                write!(f, "cannot write the output: {}; {done}", reason(error))
+            Failure::OutputFile(path, error) => {
+                let (path, why) = (path.display(), reason(error));
+                write!(f, "cannot write the output to {path}: {why}")
             }
+            Failure::DoneUnwritten(done, unwritten) => write!(f, "{unwritten}; {done}"),
             Failure::Several {
                 failed,
                 total,

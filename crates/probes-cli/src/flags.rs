@@ -1,6 +1,7 @@
 //! Groups of flags that several commands share: how each is typed, and what it means.
 
 mod actions;
+mod buffer;
 mod call_arguments;
 mod checked;
 mod counted;
@@ -13,6 +14,7 @@ mod function_selection;
 mod keys;
 mod misplaced;
 mod output_options;
+mod overrides;
 mod pairs;
 mod paths;
 mod probe_selection;
@@ -20,7 +22,6 @@ mod process_or_program;
 mod program_observation;
 mod recorded;
 mod sample;
-mod seccomp;
 mod served;
 mod stack;
 mod take_over;
@@ -43,13 +44,13 @@ pub(crate) use function_selection::{FunctionArgument, FunctionList, ends_part, f
 pub(crate) use keys::KeyFlags;
 pub(crate) use misplaced::Misplaced;
 pub(crate) use output_options::{OutputFlags, VerbosityFlags};
+pub(crate) use overrides::OverrideFlags;
 pub(crate) use pairs::{Pair, PairFlags};
 pub(crate) use paths::PathFlags;
 pub(crate) use probe_selection::with_regexp_help;
 pub(crate) use process_or_program::{GivenTarget, ProcessOrProgram};
 pub(crate) use program_observation::{ObserveFlags, ProgramObservation};
 pub(crate) use recorded::{RecordedFlags, selects};
-pub(crate) use seccomp::SeccompFlag;
 pub(crate) use served::ServedFlags;
 pub(crate) use take_over::{FORCE_HELP, TakeOver};
 pub(crate) use target_selection::{

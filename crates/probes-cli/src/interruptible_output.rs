@@ -149,7 +149,7 @@ impl InterruptibleOutput {
             match self.write_some(rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if is_temporary(&error) => {}
-                Err(error) => return Err(Failure::Output(error)),
+                Err(error) => return Err(self.output.destination.unwritten(error)),
             }
         }
         Ok(if is_interrupted {

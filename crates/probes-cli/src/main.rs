@@ -15,6 +15,7 @@ mod hint;
 mod interruptible_output;
 mod messages;
 mod output;
+mod output_file;
 mod poll;
 mod progress;
 mod question;

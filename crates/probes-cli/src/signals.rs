@@ -30,6 +30,15 @@ const TERMINATION_SIGNALS: [Signal; 5] = [
     Signal::SIGXCPU,
 ];
 
+/// How long the tool may take to write the rest of its answer after a signal.
+const TIME_TO_FINISH: Duration = Duration::from_secs(1);
+
+/// The longest single wait: a longer one is split.
+const MAX_WAIT: Duration = Duration::from_secs(1 << 24);
+
+/// How many [`TerminationSignals`] were made: only the latest ones handle signals.
+static MADE: AtomicUsize = AtomicUsize::new(0);
+
 /// The termination signals, blocked since this value was made, so that the tool undoes what it has
 /// done before it exits.
 pub(crate) struct TerminationSignals {
@@ -37,20 +46,14 @@ pub(crate) struct TerminationSignals {
     blocked: SigSet,
     /// The program that they are passed on to.
     program: Option<Pid>,
-    /// How many were made so far, with these.
+    /// The value of [`MADE`] after these were made.
     number: usize,
-    /// Whether one has come so far.
-    have_come: Cell<bool>,
+    /// Whether a signal was received.
+    was_interrupted: Cell<bool>,
 }
 
-/// How long the tool may take to write the rest of its answer after a signal.
-const TIME_TO_FINISH: Duration = Duration::from_secs(1);
-
-/// How many [`TerminationSignals`] were made: the signals are for the last ones.
-static MADE: AtomicUsize = AtomicUsize::new(0);
-
-/// Starts a thread that lets the next of these signals end the tool [`TIME_TO_FINISH`] after it has come, unless that is up to
-/// later [`TerminationSignals`] then. `number` is that of the last ones.
+/// Starts a thread that waits for one of these signals, and unblocks it [`TIME_TO_FINISH`] later, so that it ends the
+/// tool; not if there are newer [`TerminationSignals`] then. `number` is the value of [`MADE`] for these.
 fn end_later(pending: SignalFd, signals: SigSet, number: usize) -> io::Result<()> {
     let end = move || {
         let mut fds = [PollFd::new(pending.as_fd(), PollFlags::POLLIN)];
@@ -66,7 +69,7 @@ fn end_later(pending: SignalFd, signals: SigSet, number: usize) -> io::Result<()
 
 /// Why a wait has ended.
 pub(crate) enum WaitEnd {
-    /// The time is over, or what was waited for is readable.
+    /// The time is over, or one of the other descriptors is readable.
     Timeout,
     /// A termination signal came.
     Interrupted,
@@ -95,7 +98,7 @@ impl TerminationSignals {
             blocked,
             program: program.map(Pid::from_raw),
             number: MADE.fetch_add(1, Ordering::SeqCst) + 1,
-            have_come: Cell::new(false),
+            was_interrupted: Cell::new(false),
         })
     }
 
@@ -106,7 +109,7 @@ impl TerminationSignals {
         self.take_interrupt();
         let unblocked = self.blocked;
         standard_error::set_signals_blocked(false);
-        if self.have_come.get() || end_later(self.pending, unblocked, self.number).is_err() {
+        if self.was_interrupted.get() || end_later(self.pending, unblocked, self.number).is_err() {
             // It cannot fail: the set holds valid signals.
             let _ = unblocked.thread_unblock();
         }
@@ -117,7 +120,7 @@ impl TerminationSignals {
         let mut is_interrupted = false;
         while let Ok(Some(signal)) = self.pending.read_signal() {
             is_interrupted = true;
-            self.have_come.set(true);
+            self.was_interrupted.set(true);
             if let Some(program) = self.program {
                 pass_on(&received(&signal), program);
             }
@@ -201,29 +204,12 @@ impl TerminationSignals {
         targets: impl Iterator<Item = &'t Target>,
         duration: Duration,
     ) -> Result<WaitEnd, Failure> {
-        self.wait_for(&mut RunningProcesses::of(targets)?, duration)
+        self.wait_for(&mut RunningProcesses::of(targets)?, &[], duration)
     }
 
-    /// Same as [`TerminationSignals::wait_for`], or until one of `others` is readable.
-    pub(crate) fn wait_or_read<'f>(
-        &self,
-        running: &mut RunningProcesses,
-        others: impl Iterator<Item = BorrowedFd<'f>>,
-        duration: Duration,
-    ) -> Result<WaitEnd, Failure> {
-        self.wait_until(running, &others.collect::<Vec<_>>(), duration)
-    }
-
-    /// Same as [`TerminationSignals::wait`], for processes that are waited for repeatedly.
+    /// Same as [`TerminationSignals::wait`], for processes that are waited for repeatedly; or until one of `others` is
+    /// readable.
     pub(crate) fn wait_for(
-        &self,
-        running: &mut RunningProcesses,
-        duration: Duration,
-    ) -> Result<WaitEnd, Failure> {
-        self.wait_until(running, &[], duration)
-    }
-
-    fn wait_until(
         &self,
         RunningProcesses(running): &mut RunningProcesses,
         others: &[BorrowedFd<'_>],
@@ -336,7 +322,7 @@ pub(crate) fn is_for_program(signal: &ReceivedSignal, own: [i32; 2], leads_sessi
     // sigaction(2): the kernel's own codes are positive.
     if signal.code > 0 {
         return match signal.number {
-            // A timer from before our execve.
+            // alarm(2) survives execve(2): the process that executed us has set it.
             libc::SIGALRM => true,
             // setsid(2), tty(4): the hang-up of a terminal is sent to the leader of its session.
             libc::SIGHUP => leads_session,
@@ -353,9 +339,6 @@ pub(crate) fn block_all() -> Result<(), Failure> {
     let blocked = SigSet::all().thread_block();
     blocked.map_err(not_blocked)
 }
-
-/// The longest single wait: a longer one is split.
-const MAX_WAIT: Duration = Duration::from_secs(1 << 24);
 
 /// The signals that this process ignores, as bits; proc(5), SigIgn.
 fn ignored_signals() -> u64 {

@@ -36,6 +36,9 @@ const FN: &str = "fn";
 const HIST: &str = "hist";
 const PAIR: &str = "pair";
 
+/// The flag that selects a process.
+const PID: &str = "pid";
+
 /// The flag that names a program's file.
 const PROG: &str = "prog";
 
@@ -60,7 +63,7 @@ pub(crate) fn spell_out(
         if word == "--" {
             match words.next() {
                 Some(word) if operand(command).is_none() => {
-                    return Err(unexpected(command, subcommand, &word.to_string_lossy()));
+                    return Err(unexpected(command, subcommand, &spelled, &word));
                 }
                 Some(first) => spelled.extend(["--".into(), first].into_iter().chain(words)),
                 None => {}
@@ -76,7 +79,7 @@ pub(crate) fn spell_out(
                 continue;
             }
             if subcommand.is_none() && flag.is_version(root) {
-                command = find_subcommand(root, None, OsStr::new(VERSION))?;
+                command = find_subcommand(root, OsStr::new(VERSION))?;
                 subcommand = Some(VERSION);
                 spelled.push(VERSION.into());
                 continue;
@@ -89,8 +92,10 @@ pub(crate) fn spell_out(
                 return Err(UsageError::new(subcommand, message));
             }
             spelled.push(word);
+        } else if !command.has_subcommands() {
+            return Err(unexpected(command, subcommand, &spelled, &word));
         } else {
-            command = find_subcommand(command, subcommand, &word)?;
+            command = find_subcommand(command, &word)?;
             subcommand = subcommand.or(Some(command.get_name()));
             spelled.push(command.get_name().into());
         }
@@ -136,7 +141,7 @@ pub(crate) fn context<'c>(
         }
         let Some(flag) = Flag::of(word) else {
             if operand(command).is_none() {
-                command = find_subcommand(command, None, word).unwrap_or(command);
+                command = find_subcommand(command, word).unwrap_or(command);
             }
             continue;
         };
@@ -196,7 +201,7 @@ pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
     let mut command = root;
     while let Some(word) = words.next().filter(|word| *word != "--") {
         let Some(flag) = Flag::of(word) else {
-            command = find_subcommand(command, None, word).unwrap_or(command);
+            command = find_subcommand(command, word).unwrap_or(command);
             continue;
         };
         let found = flag.find(command);
@@ -222,17 +227,10 @@ pub(crate) fn asks_for_json(root: &Command, argv: &[OsString]) -> bool {
     false
 }
 
-fn find_subcommand<'c>(
-    command: &'c Command,
-    subcommand: Option<&str>,
-    word: &OsStr,
-) -> Result<&'c Command, UsageError> {
+fn find_subcommand<'c>(command: &'c Command, word: &OsStr) -> Result<&'c Command, UsageError> {
     let word = word.to_string_lossy();
     // Even after `help`, the error is not about `help`.
     let error = |message| Err(UsageError::new(None, message));
-    if !command.has_subcommands() {
-        return Err(unexpected(command, subcommand, &word));
-    }
     if let Some(exact) = command.find_subcommand(&*word) {
         return Ok(exact);
     }
@@ -281,10 +279,20 @@ fn before_subcommand(root: &Command, flag: &Flag<'_>, rest: &[OsString]) -> Opti
     Some(UsageError::new(None, message))
 }
 
-fn unexpected(command: &Command, subcommand: Option<&str>, word: &str) -> UsageError {
-    let takes_pid = command.get_arguments().any(|arg| long(arg) == "pid");
+/// Refuses a word that is neither a flag, nor its value, nor a subcommand; `spelled` comes before it.
+fn unexpected(
+    command: &Command,
+    subcommand: Option<&str>,
+    spelled: &[OsString],
+    word: &OsStr,
+) -> UsageError {
+    let word = &*word.to_string_lossy();
+    let takes_pid = command.get_arguments().any(|arg| long(arg) == PID);
+    let has_pid = spelled
+        .iter()
+        .any(|it| it.as_bytes().starts_with(b"--pid="));
     let advice = match subcommand {
-        Some(name) if takes_pid && is_number(word) => {
+        Some(name) if takes_pid && !has_pid && is_number(word) => {
             format!(": write ocaml-probes {name} -pid {word}")
         }
         _ if operand(command).is_some() => {
@@ -494,9 +502,11 @@ fn has_value(rest: &std::vec::IntoIter<OsString>, command: &Command) -> bool {
     next.is_some_and(|word| may_be_value(word, command))
 }
 
-/// Whether a word may be the value of a flag that needs none.
+/// Whether a word may be the value of a flag that needs none. No such value begins with a dash and a letter: that is a
+/// flag, maybe an unknown one.
 fn may_be_value(word: &OsStr, command: &Command) -> bool {
-    word != "--" && !is_flag(word, command)
+    let has_letter = matches!(word.as_bytes(), [b'-', b'-', byte, ..] | [b'-', byte, ..] if byte.is_ascii_alphabetic());
+    word != "--" && !has_letter && !is_flag(word, command)
 }
 
 /// Whether a word is a flag of `command`, or the beginning of one.

@@ -138,6 +138,14 @@ pub(crate) fn unsigned<T: FromStr>(typed: &str) -> Option<T> {
     typed.parse().ok().filter(|_| is_number(typed))
 }
 
+/// Shown where something is not known.
+pub(crate) const UNKNOWN: &str = "-";
+
+/// What is known, or `-` if it is not.
+pub(crate) fn or_dash(known: Option<impl ToString>) -> String {
+    known.map_or(UNKNOWN.to_owned(), |known| known.to_string())
+}
+
 /// `1 site`, `2 sites`: a number and what it counts. The library has one of its own, for `usize` only: how it words its
 /// errors is no part of what it offers.
 pub(crate) fn number_of(count: impl Display + PartialEq + From<u8>, noun: &str) -> String {

@@ -179,6 +179,37 @@ fn commands_that_start_no_program_name_trace() {
 }
 
 #[test]
+fn unknown_flag_after_optional_value_is_named() {
+    for (line, error) in [
+        (
+            "x latency -pid 7 -fn f -stack -limit 1",
+            "latency: unknown flag -limit",
+        ),
+        (
+            "x watch -pid 7 -fn f -stack --tpo 3",
+            "watch: unknown flag --tpo",
+        ),
+    ] {
+        let refused = spelled(line).unwrap_err();
+        assert!(refused.starts_with(error), "{refused}");
+    }
+    let line = spelled("x watch -stack -3 -stack").unwrap();
+    assert_eq!(line, "x watch --stack=-3 --stack");
+}
+
+#[test]
+fn pid_is_advised_only_if_missing() {
+    let error = spelled("x latency -pid 7 -fn f 992").unwrap_err();
+    assert_eq!(error, "latency: unexpected argument \"992\"");
+    let error = spelled("x latency -fn f 992").unwrap_err();
+    let advice = "write ocaml-probes latency -pid 992";
+    assert_eq!(
+        error,
+        format!("latency: unexpected argument \"992\": {advice}")
+    );
+}
+
+#[test]
 fn bytes_that_are_not_text_stay_unchanged() {
     let file = OsString::from_vec(b"-prog=\xff\n".to_vec());
     let argv = ["x".into(), "list".into(), file];

@@ -20,8 +20,7 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, Counted, CountedFlags, DurationFlag, EventsOr, EventsOrHits, FilterFlags, ForkedFlag,
-    KeyFlags, OutputFlags, PathFlags, SeccompFlag, TakeOver, TargetSelection, duration,
-    with_regexp_help,
+    KeyFlags, OutputFlags, OverrideFlags, PathFlags, TargetSelection, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail, FunctionSources};
@@ -116,8 +115,6 @@ pub(crate) struct Args {
     until: DurationFlag,
     #[command(flatten)]
     forked: ForkedFlag,
-    #[command(flatten)]
-    take_over: TakeOver,
     /// Show the new hits every DURATION; on a terminal, all hits so far
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
@@ -125,7 +122,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
-    seccomp: SeccompFlag,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -153,7 +150,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (opened, output) = chosen.open(output)?;
     let request = |observation| ObservationRequest {
         observation: args.filter.add_to(observation),
-        options: args.seccomp.options(args.take_over.options()),
+        options: args.overrides.options(),
         duration: args.until.duration,
         reads_all_before_removal: true,
     };

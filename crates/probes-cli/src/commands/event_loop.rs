@@ -82,7 +82,7 @@ pub(super) fn read_until_end(
         let next = reader.next_read().min(until_shown);
         let left = end.saturating_sub(at).min(next);
         let signals = interruptible.signals();
-        let wait_end = signals.wait_for(&mut running, left)?;
+        let wait_end = signals.wait_for(&mut running, &[], left)?;
         let at = begun.elapsed();
         let mut are_written = !matches!(wait_end, WaitEnd::Exited);
         if are_written && at >= checked + CHECK_INTERVAL {

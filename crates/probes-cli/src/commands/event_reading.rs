@@ -53,7 +53,7 @@ pub(super) trait EventConsumer {
         false
     }
 
-    /// The text to show in the end.
+    /// The text to show at the end.
     fn last(&mut self, state: ReadingState<'_>) -> Result<String, Failure>;
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! forked before                     observed by itself
 //! forked meanwhile, hits counted    recorded with the process that has forked it, even if it exits soon;
-//!                                   observed by itself once that one has exited; restored in the end
+//!                                   observed by itself once that one has exited; restored at the end
 //! forked meanwhile, something timed observed by itself once it is found
 //! ```
 
@@ -32,7 +32,7 @@ pub(super) struct ForkedProcesses {
     observed_separately: HashSet<i32>,
     /// Forked processes whose hits are recorded by the observation of another process.
     recorded: Vec<ForkedProcess>,
-    /// Those whose recorder has exited: restored in the end, if they could not be observed by themselves.
+    /// Those whose recorder has exited: restored at the end, if they could not be observed by themselves.
     orphaned: Vec<ForkedProcess>,
     /// The indices of observed processes that have exited, and whose forked processes were looked for since.
     exited: HashSet<usize>,

@@ -18,7 +18,7 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
     Checked, Counted, DurationFlag, FilterFlags, ForkedFlag, HistogramSource, HistogramSourceFlags,
-    KeyFlags, OutputFlags, SeccompFlag, TakeOver, TargetSelection, duration, with_regexp_help,
+    KeyFlags, OutputFlags, OverrideFlags, TargetSelection, duration, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{HistogramReading, Histograms, KeyedQuestion};
@@ -89,8 +89,6 @@ pub(crate) struct Args {
     until: DurationFlag,
     #[command(flatten)]
     forked: ForkedFlag,
-    #[command(flatten)]
-    take_over: TakeOver,
     /// Show the histograms so far every DURATION; on a terminal, 1s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
@@ -98,7 +96,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
-    seccomp: SeccompFlag,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -135,7 +133,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let active = opened.begin(
         ObservationRequest {
             observation: observation(args, hits),
-            options: args.seccomp.options(args.take_over.options()),
+            options: args.overrides.options(),
             duration: args.until.duration,
             reads_all_before_removal: true,
         },

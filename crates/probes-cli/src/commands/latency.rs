@@ -17,7 +17,7 @@ use super::uncounted::{note_unknown_arguments, warn_of_uncounted};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    CallArgumentsFlag, Checked, DurationFlag, ForkedFlag, OutputFlags, SeccompFlag, TakeOver,
+    CallArgumentsFlag, Checked, DurationFlag, ForkedFlag, OutputFlags, OverrideFlags,
     TargetSelection, TimedFlags, duration,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
@@ -135,8 +135,6 @@ pub(crate) struct Args {
     until: DurationFlag,
     #[command(flatten)]
     forked: ForkedFlag,
-    #[command(flatten)]
-    take_over: TakeOver,
     /// Show the latencies so far every DURATION; on a terminal, 1s by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     interval: Option<Duration>,
@@ -144,7 +142,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
-    seccomp: SeccompFlag,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -199,7 +197,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let active = opened.begin(
         ObservationRequest {
             observation: args.arguments.add_to(timed.observation()),
-            options: args.seccomp.options(args.take_over.options()),
+            options: args.overrides.options(),
             duration: args.until.duration,
             // Slow pairs are read as long as the process is observed, and figures have to be no older.
             reads_all_before_removal: printer.slow.is_none(),

@@ -237,7 +237,7 @@ impl<'o> Observations<'o> {
             let left = end.min(next).min(reading_at);
             let left = left.saturating_sub(begun.elapsed());
             let signals = self.interruptible.signals();
-            let wait_end = signals.wait_for(&mut running, left)?;
+            let wait_end = signals.wait_for(&mut running, &[], left)?;
             let at = begun.elapsed();
             if matches!(wait_end, WaitEnd::Interrupted) || at >= end {
                 return Ok(());

@@ -3,7 +3,7 @@
 use super::observation_messages::warn_of_still_mapped;
 use super::open_target::open_to_observe;
 use crate::failure::Failure;
-use crate::flags::{Checked, OneProcess, OutputFlags, SeccompFlag, TakeOver};
+use crate::flags::{Checked, OneProcess, OutputFlags, OverrideFlags};
 use crate::output;
 use crate::usage::UsageError;
 
@@ -27,9 +27,7 @@ pub(crate) struct Args {
     #[arg(long)]
     clean: bool,
     #[command(flatten)]
-    seccomp: SeccompFlag,
-    #[command(flatten)]
-    take_over: TakeOver,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -45,7 +43,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let output = args.output.open()?.with_pid(pid);
     let messages = output.messages;
     let target = open_to_observe(pid, false, &messages)?;
-    let cleaned = target.clean(args.seccomp.options(args.take_over.options()));
+    let cleaned = target.clean(args.overrides.options());
     let cleaned = cleaned.map_err(Failure::of_process(pid))?;
     warn_of_still_mapped(&messages, pid, cleaned.still_mapped);
     if !output.reports_changes {

@@ -38,7 +38,7 @@ struct ObservedProcess {
     read_at: Option<Duration>,
     /// The index of its reading among those of all.
     reading: Option<usize>,
-    /// Whether it was read together with the others, in the end.
+    /// Whether it was read together with the others, at the end.
     is_read_last: bool,
     /// When it was last tried to remove its observation: it records until then.
     removed_at: Option<Duration>,

@@ -9,8 +9,7 @@ use crate::messages::Messages;
 use crate::output::{Detail, Format, PathForm, WarningKind};
 use crate::text::{join_first_few, number_of};
 
-/// Opens a process in order to observe it, and describes it. One without probes is accepted unless `needs_probes`: its
-/// functions may be observed.
+/// Opens a process in order to observe it, and describes it. Without `needs_probes`, it may have none.
 pub(super) fn open_to_observe(
     pid: i32,
     needs_probes: bool,
@@ -42,8 +41,7 @@ pub(super) fn describe(messages: &Messages, target: &Target) {
     warn_of_unreadable(messages, &target.unreadable(), pid, "probes");
 }
 
-/// Names the mapped files that could not be read, and may have more of `what` the command looks for: probes or
-/// functions.
+/// Warns of mapped files that could not be read: what they have of `what` (probes or functions) is missing.
 pub(super) fn warn_of_unreadable(
     messages: &Messages,
     unreadable: &[UnreadableObject],
@@ -88,8 +86,8 @@ pub(super) fn sources(target: &Target) -> Vec<Option<SourceMap>> {
     target.objects().iter().map(source).collect()
 }
 
-/// What to show of each probe. Source lines are read only if they are shown, because that takes
-/// longer than everything else; a program without them can be observed as well.
+/// What to show of each probe. Source lines are read only if they are shown, because that takes longer than everything
+/// else; if they cannot be read, the command goes on without them.
 pub(super) fn detail(
     output: &Output,
     sites: bool,

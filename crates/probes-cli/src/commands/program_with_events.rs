@@ -37,7 +37,7 @@ pub(super) struct ProgramWithEvents {
 /// started still uses it: the runtime would end its children, whose files it could not create.
 pub(super) struct EventsDirectory {
     path: PathBuf,
-    /// What is removed in the end: the directory itself, or the one that was made around it.
+    /// What is removed at the end: the directory itself, or the one that was made around it.
     outer: PathBuf,
     messages: Messages,
 }

@@ -1,4 +1,4 @@
-//! What commands do with the readings of the processes that they observe, and what they have in the end: the same for
+//! What commands do with the readings of the processes that they observe, and what they have at the end: the same for
 //! one process and for several.
 
 use std::borrow::Cow;
@@ -125,7 +125,7 @@ impl<T> ShownReadings<'_, T> {
 /// How often the figures so far are shown, and whether as a table that is redrawn.
 #[derive(Default)]
 pub(super) struct Display {
-    /// `None` if they are shown only in the end, or as often as [`ReadingHandler::next_read`] says.
+    /// `None` if they are shown only at the end, or as often as [`ReadingHandler::next_read`] says.
     pub(super) interval: Option<Duration>,
     pub(super) table: Option<RedrawnTable>,
 }

@@ -20,8 +20,8 @@ use super::open_target::open_to_observe;
 use super::opened_events::OpenedEvents;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, FORCE_HELP, GivenTarget, OutputFlags, ProcessOrProgram, RecordedFlags,
-    SeccompFlag, TakeOver, duration, with_regexp_help,
+    Checked, DurationFlag, FORCE_HELP, GivenTarget, OutputFlags, OverrideFlags, ProcessOrProgram,
+    RecordedFlags, duration, with_regexp_help,
 };
 use crate::messages::Messages;
 use crate::output::{SUFFIXES, TimelineFile, TimelineFormat};
@@ -96,9 +96,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     last: Option<Duration>,
     #[command(flatten)]
-    seccomp: SeccompFlag,
-    #[command(flatten)]
-    take_over: TakeOver,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -106,8 +104,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args) -> Result<ExitCode, Failure> {
     let file = NamedFile::of(args)?;
     if !args.recorded.observes() && !args.recorded.gc {
-        let (take_over, seccomp) = (&args.take_over, &args.seccomp);
-        let refused = take_over.refuse_without_observation(seccomp, "-off-cpu");
+        let refused = args.overrides.refuse_without_observation("-off-cpu");
         refused.map_err(usage)?;
     }
     match args.observed.given() {
@@ -125,7 +122,7 @@ fn of_process(args: &Args, file: &NamedFile, pid: i32) -> Result<(), Failure> {
         recording.observe(&target)?
     } else {
         recording.read_without_hits(&target, |end, signals| {
-            let options = args.seccomp.options(args.take_over.options());
+            let options = args.overrides.options();
             let open = || OpenedEvents::of_process(&target, options, end, &output, signals);
             args.recorded.gc.then(open).transpose()
         })?

@@ -38,8 +38,7 @@ use crate::descriptors;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, OutputFlags, SeccompFlag, ServedFlags, TakeOver, TargetSelection, duration,
-    with_regexp_help,
+    Checked, OutputFlags, OverrideFlags, ServedFlags, TargetSelection, duration, with_regexp_help,
 };
 use crate::messages::Messages;
 use crate::output::{self, WarningKind};
@@ -84,9 +83,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = scan_interval, default_value = "5s")]
     scan: Duration,
     #[command(flatten)]
-    take_over: TakeOver,
-    #[command(flatten)]
-    seccomp: SeccompFlag,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -123,8 +120,7 @@ fn scan_interval(typed: &str) -> Result<Duration, String> {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if args.served.observation().is_none() {
-        let (take_over, seccomp) = (&args.take_over, &args.seccomp);
-        let refused = take_over.refuse_without_observation(seccomp, "-gc");
+        let refused = args.overrides.refuse_without_observation("-gc");
         refused.map_err(|why| Failure::Usage(UsageError::new(Some("serve"), why)))?;
     }
     let output = args.output.open()?;
@@ -180,7 +176,7 @@ impl Args {
             needs_probes: self.served.needs_probes(),
             has_functions: self.served.has_functions(),
             events: self.served.gc,
-            options: self.seccomp.options(self.take_over.options()),
+            options: self.overrides.options(),
             interval: self.scan,
             messages,
         }

@@ -79,7 +79,7 @@ impl StartedProgram {
         let target = Target::open_any(self.pid()).map_err(Failure::of_process(self.pid()))?;
         let mut running = RunningProcesses::of(iter::once(&target))?;
         while !matches!(
-            signals.wait_for(&mut running, Duration::MAX)?,
+            signals.wait_for(&mut running, &[], Duration::MAX)?,
             WaitEnd::Exited
         ) {}
         Ok(())

@@ -35,8 +35,8 @@ use super::uncounted::warn_of_uncounted;
 use super::undo::retry_each;
 use crate::failure::{Failure, exit_or_exec};
 use crate::flags::{
-    Checked, CountedFlags, FilterFlags, ForkedFlag, PairFlags, SeccompFlag, TakeOver,
-    TargetSelection, VerbosityFlags, duration, with_regexp_help,
+    Checked, CountedFlags, FilterFlags, ForkedFlag, OverrideFlags, PairFlags, TargetSelection,
+    VerbosityFlags, duration, with_regexp_help,
 };
 use crate::messages::{Level, MessageForm, Messages};
 use crate::output::{Evidence, FunctionSources};
@@ -101,11 +101,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DURATION", value_parser = screen_interval, default_value = "1s")]
     interval: Duration,
     #[command(flatten)]
-    seccomp: SeccompFlag,
-    #[command(flatten)]
     forked: ForkedFlag,
     #[command(flatten)]
-    take_over: TakeOver,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) messages: Checked<VerbosityFlags>,
 }
@@ -161,7 +159,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut sessions = Vec::new();
     for target in &targets {
         let pid = target.pid();
-        let options = args.seccomp.options(args.take_over.options());
+        let options = args.overrides.options();
         let session = Session::begin(target, &observation(args), options);
         let session = session.map_err(Failure::of_process(pid));
         let Some(session) = failures.record_unless_exited(pid, session) else {
@@ -180,7 +178,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let mut sessions = Sessions::new(sessions, args.by.is_some());
     if args.forked.follow {
-        let options = args.seccomp.options(args.take_over.options());
+        let options = args.overrides.options();
         sessions.follow(observation(args), options);
     }
     let (end, is_restored) = match Screen::take(signals.as_fd()) {

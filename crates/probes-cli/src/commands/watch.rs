@@ -17,9 +17,9 @@ use super::uncounted::{note_unknown_arguments, warn_of_missing_results, warn_of_
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, ForkedFlag, OutputFlags, PathFlags,
-    SeccompFlag, TakeOver, TargetSelection, Watched, WatchedFlags, positive, refuse_fields_in_json,
-    with_regexp_help,
+    Checked, DurationFlag, EventsOr, EventsOrHits, FieldFlags, ForkedFlag, OutputFlags,
+    OverrideFlags, PathFlags, TargetSelection, Watched, WatchedFlags, positive,
+    refuse_fields_in_json, with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
@@ -124,11 +124,9 @@ pub(crate) struct Args {
     #[command(flatten)]
     until: DurationFlag,
     #[command(flatten)]
-    seccomp: SeccompFlag,
-    #[command(flatten)]
     forked: ForkedFlag,
     #[command(flatten)]
-    take_over: TakeOver,
+    overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
 }
@@ -159,7 +157,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let active = opened.begin(
         ObservationRequest {
             observation: watched.observation(),
-            options: args.seccomp.options(args.take_over.options()),
+            options: args.overrides.options(),
             duration: args.until.duration,
             reads_all_before_removal: false,
         },
@@ -351,7 +349,7 @@ impl HitPrinter {
         if is_report_due {
             text.push_str(&self.missing_object()?);
         }
-        // If that fails, what is missing is reported in the end.
+        // If that fails, what is missing is reported at the end.
         let next = write(&text)?;
         if is_report_due {
             // Below the hits, and so below the head of their table.
@@ -400,7 +398,7 @@ impl HitPrinter {
         }
         let lost = missing.lost;
         if lost > 0 {
-            let hint = "watch fewer probes, or count them, which loses none";
+            let hint = "watch fewer probes, give bursts more room (-buffer 64), or count them, which loses none";
             messages.warning(
                 WarningKind::LostHits,
                 &format!(

@@ -2,6 +2,7 @@
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 
+use super::buffer::BufferFlag;
 use super::checked::{Checked, Flags, each_once};
 use super::fields::FieldFlags;
 use super::filter::FilterFlags;
@@ -50,6 +51,8 @@ pub(crate) struct ObserveFlags {
     histogram: HistogramFlags,
     #[command(flatten)]
     sample: SampleFlag,
+    #[command(flatten)]
+    buffer: BufferFlag,
     #[command(flatten)]
     fields: Checked<FieldFlags>,
     #[command(flatten)]
@@ -136,6 +139,7 @@ pub(crate) struct ProgramObservation {
     histogram_probes: Vec<Selector>,
     histogram_functions: Vec<FunctionSelector>,
     sample: SampleFlag,
+    buffer: BufferFlag,
     /// The fields of a hit that are shown; `None`: all.
     pub(crate) fields: Option<Vec<Field>>,
     pub(crate) paths: PathForm,
@@ -195,6 +199,7 @@ impl Flags for ObserveFlags {
             histogram_probes: by_name("-hist", &names(&self.hist))?,
             histogram_functions: functions_if(uses.has_histograms),
             sample: self.sample,
+            buffer: self.buffer,
             fields: self.fields.clone(),
             paths: self.paths.form(),
         })
@@ -237,6 +242,10 @@ impl ObserveFlags {
     fn refuse_without_watch(&self) -> Result<(), String> {
         if !self.watch.is_empty() {
             return Ok(());
+        }
+        if !self.over.is_given() {
+            self.buffer
+                .refuse_without("-watch, or -latency with -over")?;
         }
         if self.fields.is_some() {
             return Err("-fields needs -watch: it chooses what is shown of a hit".to_owned());
@@ -311,12 +320,21 @@ impl FunctionUses {
     }
 
     fn refuse_several(self) -> Result<(), String> {
-        if self.use_count() > 1 {
-            let why = "-fn, -usdt and -gc WORK choose what is counted, timed or shown: give one of -count, -latency without START,STOP, \
-                       -watch without NAMES, and -hist without NAMES";
-            return Err(why.to_owned());
+        let flags = [
+            (self.counts, "-count"),
+            (self.times, "-latency without START,STOP"),
+            (self.watches, "-watch without NAMES"),
+            (self.has_histograms, "-hist without NAMES"),
+        ];
+        let given = flags.into_iter().filter(|(is_given, _)| *is_given);
+        let given: Vec<&str> = given.map(|(_, flag)| flag).collect();
+        match given.as_slice() {
+            [] | [_] => Ok(()),
+            [first @ .., last] => Err(format!(
+                "-fn, -usdt and -gc WORK choose what is counted, timed or shown: give only one of {} and {last}",
+                first.join(", ")
+            )),
         }
-        Ok(())
     }
 
     fn use_count(self) -> usize {
@@ -387,6 +405,7 @@ impl ProgramObservation {
         observation = self.over.add_to(self.key.add_to(observation));
         let watched = self.watched.iter().cloned();
         observation = watched.fold(observation, Observation::watch);
+        let observation = self.buffer.add_to(observation);
         self.calls.add_to(observation, &self.watched_functions)
     }
 }

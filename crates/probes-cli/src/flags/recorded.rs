@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 
+use super::buffer::BufferFlag;
 use super::checked::Flags;
 use super::duration::bound;
 use super::function_selection::NamedFunctionFlags;
@@ -38,6 +39,8 @@ pub(crate) struct RecordedFlags {
     /// Record when threads wait, in what, and with which stack
     #[arg(long)]
     off_cpu: bool,
+    #[command(flatten)]
+    buffer: BufferFlag,
 }
 
 /// The checked form of [`RecordedFlags`].
@@ -51,6 +54,7 @@ pub(crate) struct Recorded {
     pub(crate) over: Option<Duration>,
     pub(crate) gc: bool,
     pub(crate) off_cpu: bool,
+    buffer: BufferFlag,
 }
 
 impl Flags for RecordedFlags {
@@ -77,6 +81,11 @@ impl Flags for RecordedFlags {
                     .to_owned(),
             );
         }
+        if !has_points {
+            self.buffer.refuse_without(
+                "-probe NAMES, -regexp RE, -pair START,STOP, -fn GLOBS or -usdt GLOBS",
+            )?;
+        }
         Ok(Recorded {
             probes,
             pairs,
@@ -86,6 +95,7 @@ impl Flags for RecordedFlags {
             over: self.over,
             gc: self.gc,
             off_cpu: self.off_cpu,
+            buffer: self.buffer,
         })
     }
 }
@@ -138,9 +148,8 @@ impl Recorded {
         });
         // Pairs are timed in the process, too: there it is seen if they interleave.
         let observation = self.pairs.add_to(observation).with_pair_keys();
-        self.calls
-            .add_to(observation, &self.functions)
-            .watch_exits()
+        let observation = self.calls.add_to(observation, &self.functions);
+        self.buffer.add_to(observation).watch_exits()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use probes_lib::{FunctionSelector, Observation, Selector};
 
+use super::buffer::BufferFlag;
 use super::call_arguments::CallArgumentsFlag;
 use super::checked::Flags;
 use super::filter::FilterFlags;
@@ -28,6 +29,8 @@ pub(crate) struct WatchedFlags {
     sample: SampleFlag,
     #[command(flatten)]
     stack: StackFlag,
+    #[command(flatten)]
+    buffer: BufferFlag,
 }
 
 // What is shown of calls.
@@ -49,6 +52,7 @@ pub(crate) struct Watched {
     filter: FilterFlags,
     sample: SampleFlag,
     stack: StackFlag,
+    buffer: BufferFlag,
 }
 
 impl Flags for WatchedFlags {
@@ -76,6 +80,7 @@ impl Flags for WatchedFlags {
             filter: self.filter,
             sample: self.sample,
             stack: self.stack,
+            buffer: self.buffer,
         })
     }
 }
@@ -156,7 +161,7 @@ impl Watched {
         let probes = self.probes.iter().cloned();
         let observation = probes.fold(Observation::new(), Observation::watch);
         let observation = self.sample.add_to(self.filter.add_to(observation));
-        let observation = self.stack.add_to(observation);
+        let observation = self.buffer.add_to(self.stack.add_to(observation));
         self.calls.add_to(observation, &self.functions)
     }
 }

@@ -6,10 +6,10 @@ use probes_lib::{
 
 use super::CommandTarget;
 
-/// What to do instead, if `name`, which is no probe, is a glob or a function.
-pub(super) fn as_function(name: &str, operand: &CommandTarget) -> Option<String> {
+/// The hint if `name`, which no probe has, is a glob or the name of a function.
+pub(super) fn as_function(name: &str, target: &CommandTarget) -> Option<String> {
     if name.contains(['*', '?', '[']) {
-        let hint = match operand {
+        let hint = match target {
             CommandTarget::Attached(_) => {
                 "names of probes are not globs; -enable-regexp req_ and -disable-regexp req_ select those that begin with req_"
             }
@@ -22,7 +22,7 @@ pub(super) fn as_function(name: &str, operand: &CommandTarget) -> Option<String>
         };
         return Some(hint.to_owned());
     }
-    let functions = match operand {
+    let functions = match target {
         CommandTarget::Process(pid) | CommandTarget::Attached(pid) => Functions::of_process(*pid),
         CommandTarget::Program(file) | CommandTarget::File(file) => Functions::of_file(file),
     };
@@ -34,7 +34,7 @@ pub(super) fn as_function(name: &str, operand: &CommandTarget) -> Option<String>
         return None;
     }
     // For a program that is to be started, flags of `trace` replace the commands.
-    let [counts, times] = match operand {
+    let [counts, times] = match target {
         CommandTarget::Program(_) => ["trace -count", "trace -latency"],
         _ => ["count", "latency"],
     };
@@ -43,31 +43,30 @@ pub(super) fn as_function(name: &str, operand: &CommandTarget) -> Option<String>
     ))
 }
 
-/// What to do instead, if `glob`, which matches no function, matches a probe.
-pub(super) fn as_probe(glob: &str, operand: &CommandTarget) -> Option<String> {
+/// The hint if `glob`, which matches no function, matches a probe.
+pub(super) fn as_probe(glob: &str, target: &CommandTarget) -> Option<String> {
     let glob: Glob = glob.parse().ok()?;
     let of_table = |table: &ProbeTable| {
         let mut names = table.probes().map(|probe| probe.name().to_owned());
         names.find(|name| glob.matches(name))
     };
-    let (name, instead) = match operand {
+    let name = match target {
         CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
             let objects = Target::open(*pid).ok()?.objects();
-            let name = objects.iter().find_map(|object| of_table(object.table()))?;
-            let instead = format!("`count -probe {name}` counts its hits");
-            (name, instead)
+            objects.iter().find_map(|object| of_table(object.table()))?
         }
-        CommandTarget::Program(file) => {
-            let name = of_table(&ProbeTable::read(file).ok()?)?;
-            (
-                name,
-                "without -fn, -count counts the hits of probes".to_owned(),
-            )
+        CommandTarget::Program(file) | CommandTarget::File(file) => {
+            of_table(&ProbeTable::read(file).ok()?)?
         }
-        CommandTarget::File(file) => {
-            let name = of_table(&ProbeTable::read(file).ok()?)?;
-            (name, "without -functions, `list` lists probes".to_owned())
+    };
+    let instead = match target {
+        CommandTarget::Process(_) | CommandTarget::Attached(_) => {
+            format!("`count -probe {name}` counts its hits")
         }
+        CommandTarget::Program(_) => {
+            "`trace -count` without -fn counts the hits of probes".to_owned()
+        }
+        CommandTarget::File(_) => "without -functions, `list` lists probes".to_owned(),
     };
     Some(format!("{name} is a probe: {instead}"))
 }

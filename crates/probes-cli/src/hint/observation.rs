@@ -8,7 +8,7 @@ use super::CommandTarget;
 pub(super) fn of_observe(
     kind: &ObserveError,
     pid: Option<i32>,
-    operand: &CommandTarget,
+    target: &CommandTarget,
 ) -> Option<String> {
     let hint = match kind {
         ObserveError::AlreadyObserved { .. } => {
@@ -32,7 +32,7 @@ pub(super) fn of_observe(
             ));
         }
         ObserveError::MemoryLimited { limit, .. } => {
-            return of_limit(limit.kind, pid, operand);
+            return of_limit(limit.kind, pid, target);
         }
         ObserveError::MemoryLocked { .. } => {
             "ask for what needs less memory: `count`, then `latency`"
@@ -44,7 +44,7 @@ pub(super) fn of_observe(
             "the program, or a tool that was killed, has set it so; a restart of the program resets it"
         }
         ObserveError::TooManyHistograms { .. } => "give globs that match fewer functions",
-        ObserveError::Expression(bad) => return of_expression(bad.problem(), operand),
+        ObserveError::Expression(bad) => return of_expression(bad.problem(), target),
         ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
         ObserveError::TscDenied { .. } | ObserveError::NoInvariantTsc => "`count` needs no times",
         ObserveError::NoControlBlock { .. } => {
@@ -68,7 +68,7 @@ pub(super) fn of_observe(
 }
 
 /// The hint about a process or program that cannot be observed because its memory is limited.
-fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &CommandTarget) -> Option<String> {
+fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, target: &CommandTarget) -> Option<String> {
     let (option, flag) = match kind {
         MemoryLimitKind::Data => ("--data", "-d"),
         MemoryLimitKind::Cgroup => {
@@ -79,7 +79,7 @@ fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &CommandTarget) ->
         }
         _ => ("--as", "-v"),
     };
-    if let CommandTarget::Program(_) = operand {
+    if let CommandTarget::Program(_) = target {
         return Some(format!(
             "`ulimit {flag}` sets the limit; -count needs the least memory, then -latency"
         ));
@@ -91,7 +91,7 @@ fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, operand: &CommandTarget) ->
 }
 
 /// The hint about an expression that makes no sense at a point.
-fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option<String> {
+fn of_expression(problem: &ExpressionProblem, target: &CommandTarget) -> Option<String> {
     match problem {
         ExpressionProblem::GoneAtExit { .. } => {
             Some("`watch -fn FUNCTION -results` shows arguments and results".to_owned())
@@ -100,12 +100,12 @@ fn of_expression(problem: &ExpressionProblem, operand: &CommandTarget) -> Option
         | ExpressionProblem::UnreadArgument { point, .. }
             if point.starts_with("probe ") =>
         {
-            let shows = match operand {
+            let shows = match target {
                 CommandTarget::Process(pid) | CommandTarget::Attached(pid) => {
                     format!("`ocaml-probes info -pid {pid} -sites`")
                 }
                 CommandTarget::Program(_) | CommandTarget::File(_) => {
-                    format!("`{} -sites`", operand.to_list())
+                    format!("`{} -sites`", target.to_list())
                 }
             };
             Some(format!(

@@ -7,7 +7,8 @@ use probes_lib::{Denial, Error, ErrorKind, MemoryError, ProcessError, pids};
 use super::{ADD_CAPABILITY, NO_BYTECODE, NOT_LIVE};
 use crate::text::join_first_few;
 
-/// The hint about a process that is gone, or cannot be stopped.
+/// The hint about a process that is gone, or cannot be stopped. `is_attach`: whether the command is `attach`, whose
+/// -live neither stops the process nor uses ptrace.
 pub(super) fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<String> {
     let hint = match kind {
         ProcessError::Denied { denial, .. } => return of_denial(denial, true, is_attach),
@@ -15,15 +16,19 @@ pub(super) fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool)
         ProcessError::NotAProcess => {
             return Some(format!("give the pid of its process: -pid {}", pid?));
         }
-        ProcessError::Zombie { .. } => "it has exited, start it again",
+        ProcessError::Zombie { .. } => "it has exited: start it again",
         ProcessError::KernelThread { .. } => "give the pid of a process that runs a program",
         ProcessError::Bytecode => NO_BYTECODE,
         ProcessError::Translated { .. } => "run the program without the translator",
-        ProcessError::SelfOrAncestor { .. } if is_attach => {
-            "use -live, which changes the process without stopping it; or run ocaml-probes from a shell that the process has not started"
-        }
         ProcessError::SelfOrAncestor { .. } => {
-            "run ocaml-probes from a shell that the process has not started"
+            let live = if is_attach {
+                "use -live, which changes the process without stopping it; or "
+            } else {
+                ""
+            };
+            return Some(format!(
+                "{live}run ocaml-probes from a shell that the process has not started"
+            ));
         }
         ProcessError::Busy { .. } | ProcessError::ThreadsKeepStarting { .. } if is_attach => {
             "try again; -live changes it without stopping it"
@@ -48,6 +53,7 @@ pub(super) fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool)
     Some(hint.to_owned())
 }
 
+/// The hint about memory that cannot be changed.
 pub(super) fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<String> {
     let hint = match kind {
         MemoryError::LiveRefused => NOT_LIVE,
@@ -100,9 +106,14 @@ fn with_pid_inside(pid: i32) -> Vec<String> {
     known.collect()
 }
 
-/// `was_running`: whether the process was already running, and not started by us. `is_attach`: whether the command is
-/// `attach`, whose -live does not use ptrace.
+/// The hint about a process that may not be attached to. `was_running`: whether it was already running, and not started
+/// by us. `is_attach`: as for [`of_process`].
 pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> Option<String> {
+    let or_live = if is_attach {
+        "; or use -live, which does not use ptrace"
+    } else {
+        ""
+    };
     let hint = match denial {
         Denial::Yama { scope: 1 } if was_running => {
             "use sudo, or start the program with `trace`, or let it call \
@@ -113,10 +124,7 @@ pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> 
         Denial::Yama { .. } => {
             "set a lower kernel.yama.ptrace_scope in /etc/sysctl.d and reboot".to_owned()
         }
-        Denial::Seccomp if is_attach => {
-            format!("{ADD_CAPABILITY}; or use -live, which does not use ptrace")
-        }
-        Denial::Seccomp => ADD_CAPABILITY.to_owned(),
+        Denial::Seccomp => format!("{ADD_CAPABILITY}{or_live}"),
         Denial::Incapable(of) => match &**of {
             Denial::OtherUser { name, .. } => {
                 format!("{ADD_CAPABILITY}, or be that user: sudo -u {name}")
@@ -136,31 +144,18 @@ pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> 
         }
         Denial::Policy => {
             "the audit log may say which rule: `dmesg`, or `ausearch -m AVC`; or run ocaml-probes \
-                           outside of the sandbox that it is in"
+             outside of the sandbox that it is in"
                 .to_owned()
         }
-        Denial::Traced { tracer, name } if is_attach => format!(
-            "detach or end the other tracer, {name} with pid {tracer}; or use -live, which does not use ptrace"
-        ),
         Denial::Traced { tracer, name } => {
-            format!("detach or end the other tracer, {name} with pid {tracer}")
+            format!("detach or end the other tracer, {name} with pid {tracer}{or_live}")
         }
-        Denial::OtherVersion { tracer, .. } if is_attach => {
-            format!(
-                "use the version of process {tracer}, or end that process; or use -live, which does not use ptrace"
-            )
-        }
-        Denial::OtherVersion { tracer, .. } => {
-            format!("use the version of process {tracer}, or end that process")
-        }
-        Denial::FollowedByOtherUser { tracer, .. } => {
-            let live = if is_attach {
-                "; or use -live, which does not use ptrace"
-            } else {
-                ""
-            };
-            format!("be the user of process {tracer}, or end that process{live}")
-        }
+        Denial::OtherVersion { tracer, .. } => format!(
+            "use the version of ocaml-probes that process {tracer} is, or end that process{or_live}"
+        ),
+        Denial::FollowedByOtherUser { tracer, .. } => format!(
+            "run ocaml-probes as the user of process {tracer}, or end that process{or_live}"
+        ),
         Denial::Unexplained => {
             "look for a debugger or tracer outside this container, or use sudo".to_owned()
         }
@@ -311,7 +306,7 @@ mod tests {
                 },
                 "process 4242 is followed by pid 99 (ocaml-probes), a tool of another user, which lends it only to \
                  tools of that user",
-                "be the user of process 99, or end that process; or use -live, which does not use ptrace",
+                "run ocaml-probes as the user of process 99, or end that process; or use -live, which does not use ptrace",
             ),
             (
                 Denial::UserNamespace,
@@ -343,6 +338,11 @@ mod tests {
                 "detach or end the other tracer, gdb with pid 99; or use -live, which does not use ptrace",
             ),
             (
+                Denial::UnreadableProgram,
+                "process 4242 executes a program file that this user may not read",
+                "use sudo, or permit it: sudo chmod +r FILE",
+            ),
+            (
                 Denial::MorePrivileged,
                 "process 4242 has capabilities that the calling process lacks",
                 "use sudo",
@@ -361,7 +361,7 @@ mod tests {
                     name: "ocaml-probes".to_owned(),
                 },
                 "process 4242 is followed by pid 99 (ocaml-probes), another version of this tool, which does not lend it",
-                "use the version of process 99, or end that process; or use -live, which does not use ptrace",
+                "use the version of ocaml-probes that process 99 is, or end that process; or use -live, which does not use ptrace",
             ),
             (
                 Denial::Unexplained,

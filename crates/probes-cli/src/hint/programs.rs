@@ -10,9 +10,9 @@ use super::processes::of_denial;
 use super::{CommandTarget, KEEP_SYMBOLS, LIMITED};
 use crate::search_path::has_slash;
 
-pub(super) fn of_file(kind: &FileError, file: &Subject, operand: &CommandTarget) -> Option<String> {
+pub(super) fn of_file(kind: &FileError, file: &Subject, target: &CommandTarget) -> Option<String> {
     let hint = match kind {
-        FileError::Open { source } => return of_open(source, operand),
+        FileError::Open { source } => return of_open(source, target),
         FileError::Elf(defect) => return of_elf(defect),
         FileError::Nameless { .. } => {
             "use sudo outside of containers: only root can open such a file, through /proc/PID/map_files"
@@ -28,8 +28,8 @@ pub(super) fn of_file(kind: &FileError, file: &Subject, operand: &CommandTarget)
     Some(hint.to_owned())
 }
 
-fn of_open(source: &io::Error, operand: &CommandTarget) -> Option<String> {
-    let is_typed = matches!(operand, CommandTarget::Program(_) | CommandTarget::File(_));
+fn of_open(source: &io::Error, target: &CommandTarget) -> Option<String> {
+    let is_typed = matches!(target, CommandTarget::Program(_) | CommandTarget::File(_));
     let hint = match source.kind() {
         io::ErrorKind::NotFound if is_typed => "give its path: it is not looked up in PATH",
         io::ErrorKind::PermissionDenied => "use sudo, or be a user with permission to read it",

@@ -12,7 +12,7 @@ use probes_lib::{Counts, LiveAddr, SourceMap, Target};
 use serde::Serialize;
 
 use self::functions::{CountedFunctions, FunctionRow};
-use super::format::{VERSION, seconds, seconds_or_null};
+use super::format::{VERSION, seconds, seconds_or_null, time_prefix};
 use super::location::{function_or_unknown, source_or_unknown};
 use super::paths::ShownPaths;
 use super::table;
@@ -219,12 +219,11 @@ impl<'c> CountReport<'c> {
     /// A line for each row.
     pub(super) fn plain(&self) -> String {
         let (mut text, paths) = (String::new(), self.paths());
+        let at = time_prefix(self.at);
         for row in self.rows() {
-            if let Some(at) = self.at {
-                // Writing to a string does not fail.
-                let _ = write!(text, "{:.1} ", at.as_secs_f64());
-            }
-            let _ = write!(text, "{} {:.1} {}", row.hits, row.rate, Escaped(row.name));
+            let name = Escaped(row.name);
+            // Writing to a string does not fail.
+            let _ = write!(text, "{at}{} {:.1} {name}", row.hits, row.rate);
             for word in row.place(&paths).into_iter().flatten() {
                 let _ = write!(text, " {word}");
             }

@@ -51,6 +51,12 @@ pub(super) fn write_json(answer: &impl Serialize, mut to: impl Write) -> io::Res
     to.write_all(b"\n")
 }
 
+/// `12.3 `: what a line begins with that is printed while an observation goes on, with the seconds so far.
+pub(super) fn time_prefix(at: Option<Duration>) -> String {
+    at.map(|at| format!("{:.1} ", at.as_secs_f64()))
+        .unwrap_or_default()
+}
+
 /// Serializes a duration as seconds.
 pub(super) fn seconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(value.as_secs_f64())

@@ -8,14 +8,14 @@ use std::time::Duration;
 use probes_lib::{DomainPauses, FunctionLatency, GcPause, GcPauses, GcTimes};
 use serde::Serialize;
 
-use super::format::{Format, VERSION, json, seconds, seconds_or_null};
+use super::format::{Format, VERSION, json, seconds, seconds_or_null, time_prefix};
 use super::latencies::{LatencyBucket, buckets, chart, with_unit};
 use super::quantiles::Quantiles;
 use super::runtime_events::LostWords;
 use super::table::table;
 use crate::clock::in_nanoseconds;
 use crate::failure::Failure;
-use crate::text::number_of;
+use crate::text::{number_of, or_dash};
 
 /// The pauses of a process, by domain and by phase, and what it allocates.
 #[derive(Debug, Serialize)]
@@ -262,18 +262,15 @@ impl<'g> GcReport<'g> {
     }
 
     fn plain(&self) -> String {
-        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
-        let at = at.unwrap_or_default();
-        let known = |number: Option<u64>| number.map_or("-".to_owned(), |it| it.to_string());
-        let heap = known(self.heap_bytes);
+        let (at, heap) = (time_prefix(self.at), or_dash(self.heap_bytes));
         let mut text = format!(
             "{at}all {} seconds {:.3} allocated {} promoted {} heap {heap} lost {} compactions {}\n",
             self.pauses.plain(),
             self.seconds.as_secs_f64(),
-            known(self.allocated_bytes),
-            known(self.promoted_bytes),
-            known(self.lost_words),
-            known(self.compactions)
+            or_dash(self.allocated_bytes),
+            or_dash(self.promoted_bytes),
+            or_dash(self.lost_words),
+            or_dash(self.compactions)
         );
         for it in &self.domains {
             // Writing to a String does not fail.
@@ -283,9 +280,9 @@ impl<'g> GcReport<'g> {
                 it.domain,
                 it.pauses.plain(),
                 it.share,
-                known(it.allocated_bytes),
-                known(it.promoted_bytes),
-                known(it.lost_words)
+                or_dash(it.allocated_bytes),
+                or_dash(it.promoted_bytes),
+                or_dash(it.lost_words)
             );
         }
         for it in &self.domains {
@@ -332,7 +329,7 @@ impl<'g> GcReport<'g> {
             row.extend(it.pauses.cells());
             row.push(format!("{:.2} %", it.share * 100.0));
             row.extend([rate(it.allocated_bytes), rate(it.promoted_bytes)]);
-            row.push(it.lost_words.map_or("-".to_owned(), |it| it.to_string()));
+            row.push(or_dash(it.lost_words));
             row
         });
         let shares = ["share", "allocated", "promoted", "lost words"];

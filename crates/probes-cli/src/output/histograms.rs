@@ -11,7 +11,7 @@ use probes_lib::{
 use serde::Serialize;
 
 use super::bars;
-use super::format::{Format, ReportedFigures, VERSION, seconds, seconds_or_null};
+use super::format::{Format, ReportedFigures, VERSION, seconds, seconds_or_null, time_prefix};
 use super::refused::RefusedView;
 use super::runtime_events::{LostOfDomain, LostWords, lost_lines, lost_of_domains};
 use super::subjects::Subjects;
@@ -19,7 +19,7 @@ use super::svg::{self, Chart};
 use super::table;
 use super::view::text;
 use crate::question::WantedHistogram;
-use crate::text::{Escaped, TERMINAL_LINES, number_of};
+use crate::text::{Escaped, TERMINAL_LINES, number_of, or_dash};
 
 /// What an observer has recorded so far.
 #[derive(Clone)]
@@ -252,17 +252,13 @@ impl<'h> Histograms<'h> {
 impl ReportedFigures for Histograms<'_> {
     /// A line of figures for each, and its chart.
     fn plain(&self) -> String {
-        let mut text = String::new();
+        let (mut text, at) = (String::new(), time_prefix(self.at));
         for row in &self.histograms {
-            if let Some(at) = self.at {
-                // Writing to a string does not fail.
-                let _ = write!(text, "{:.1} ", at.as_secs_f64());
-            }
-            let _ = writeln!(text, "{} {}", row.text(), row.title());
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{at}{} {}", row.text(), row.title());
             text += &bars::chart(&row.figures.bars(self.linear));
         }
-        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
-        text + &self.lost(Format::Plain, &at.unwrap_or_default())
+        text + &self.lost(Format::Plain, &at)
     }
 
     /// A table of their figures, and a chart of each.
@@ -393,8 +389,7 @@ impl ValueFigures {
     }
 
     fn mean(&self) -> String {
-        self.mean
-            .map_or("-".to_owned(), |mean| format!("{mean:.1}"))
+        or_dash(self.mean.map(|mean| format!("{mean:.1}")))
     }
 
     /// `sum 12 mean 4.0 min 1 max 9 p50 2 …`.
@@ -427,10 +422,6 @@ impl ValueFigures {
             None => powers(&self.buckets),
         }
     }
-}
-
-fn or_dash(number: Option<impl ToString>) -> String {
-    number.map_or("-".to_owned(), |number| number.to_string())
 }
 
 impl Range {

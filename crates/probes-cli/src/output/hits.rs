@@ -20,7 +20,7 @@ use super::paths::{PathForm, ShownPaths};
 use super::stacks::FoundStack;
 use super::table::StreamedTable;
 use crate::failure::Failure;
-use crate::text::Escaped;
+use crate::text::{Escaped, or_dash};
 
 /// A part of the line of a hit.
 #[derive(
@@ -282,7 +282,7 @@ pub(super) fn time_of_day(time: SystemTime) -> String {
 }
 
 pub(super) fn thread_text(event: &Event) -> String {
-    event.thread.map_or("-".to_owned(), |tid| tid.to_string())
+    or_dash(event.thread)
 }
 
 /// The arguments of a hit; or, where a function returns, that it returns, and what.

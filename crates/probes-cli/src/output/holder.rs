@@ -7,7 +7,7 @@ use probes_lib::{Holder, Holders};
 use serde::Serialize;
 
 use super::format::seconds;
-use crate::text::{Escaped, join_first};
+use crate::text::{Escaped, join_first, or_dash};
 
 /// A process that holds a probe, or held it until it was killed.
 #[derive(Clone, Debug, Serialize)]
@@ -40,9 +40,7 @@ impl<'t> HolderView<'t> {
 
     /// `holder 4242 alive 1 ocaml-probes attach …`
     pub(super) fn line(&self) -> String {
-        let pid = self
-            .pid
-            .map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        let pid = or_dash(self.pid);
         let state = if self.alive { "alive" } else { "dead" };
         let command = Escaped(self.command);
         format!("  holder {pid} {state} {} {command}\n", self.amount)

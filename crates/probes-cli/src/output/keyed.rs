@@ -1,6 +1,6 @@
 //! Hits by keys: what all formats show of them. The field names are those of the JSON output.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use probes_lib::{Counts, Key, KeyedCounts, LiveAddr, Observer, RefusedFunction, 
 use serde::Serialize;
 
 use super::FunctionSources;
-use super::format::{VERSION, seconds, seconds_or_null};
+use super::format::{VERSION, seconds, seconds_or_null, time_prefix};
 use super::function_sources::CallSite;
 use super::hits::Text;
 use super::refused::RefusedView;
@@ -16,13 +16,15 @@ use super::subjects::Subjects;
 use super::table;
 use super::view::text;
 use crate::question::CountedBy;
-use crate::text::{Escaped, number_of, ocaml_string};
+use crate::text::{Escaped, TERMINAL_LINES, number_of, ocaml_string};
 
 /// The hits by keys that one observer or several have counted, and the functions that are not counted.
 #[derive(Clone)]
 pub(crate) struct KeyedReading {
     counts: KeyedCounts,
     refused: Vec<RefusedFunction>,
+    /// The keys of the probes and functions that are counted by name, whether they were hit or not.
+    named: BTreeSet<Vec<Key>>,
     /// For how long hits were counted before the time of the observation began: of several processes, the first is
     /// observed for longer.
     extra_time: Duration,
@@ -48,7 +50,12 @@ impl KeyedReading {
 
     /// The hits of a process by the names of its probes and functions.
     pub(crate) fn by_name(counts: &Counts) -> KeyedReading {
-        KeyedReading::last(Some(KeyedCounts::by_name(counts)), counts.refused())
+        let functions = counts.functions().map(|it| it.name);
+        let names = counts.probes().map(|(name, _)| name).chain(functions);
+        KeyedReading {
+            named: names.map(|it| vec![Key::Probe(it.to_owned())]).collect(),
+            ..KeyedReading::last(Some(KeyedCounts::by_name(counts)), counts.refused())
+        }
     }
 
     /// The same of a process that was observed for so long before the time of the observation began.
@@ -64,20 +71,23 @@ impl KeyedReading {
         at: Duration,
     ) -> KeyedReading {
         let counts = each.iter().map(|(pid, reading)| (*pid, &reading.counts));
-        let mut rates = KeyedRates::default();
+        let (mut rates, mut named) = (KeyedRates::default(), BTreeSet::new());
         for (pid, reading) in each {
+            let process = distinguished.then_some(Key::Process(*pid));
+            let keys = reading.named.iter();
+            named.extend(keys.map(|key| process.iter().chain(key).cloned().collect()));
             let during = at + reading.extra_time;
             rates.other += rate(reading.counts.other(), during);
             rates.untyped += rate(reading.counts.untyped(), during);
             for counted in reading.counts.keys() {
-                let process = distinguished.then_some(Key::Process(*pid));
-                let key = process.into_iter().chain(counted.key.iter().cloned());
+                let key = process.iter().chain(&counted.key).cloned();
                 *rates.keys.entry(key.collect()).or_default() += rate(counted.hits, during);
             }
         }
         KeyedReading {
             counts: KeyedCounts::of_processes(counts, distinguished),
             refused: each.iter().flat_map(|(_, it)| it.refused.clone()).collect(),
+            named,
             extra_time: Duration::ZERO,
             rates: Some(rates),
         }
@@ -88,6 +98,7 @@ impl KeyedReading {
         KeyedReading {
             counts: counts.unwrap_or_default(),
             refused: refused.to_vec(),
+            named: BTreeSet::new(),
             extra_time: Duration::ZERO,
             rates: None,
         }
@@ -115,6 +126,9 @@ pub(crate) struct KeyedReport<'k> {
     /// The expressions.
     by: Vec<&'k str>,
     keys: Vec<KeyRow<'k>>,
+    /// What is counted by name, if there are no hits at all.
+    #[serde(skip)]
+    unhit: Vec<Vec<KeyView<'k>>>,
     /// Hits of keys for which there was no room.
     other: u64,
     /// Hits without a key.
@@ -196,6 +210,10 @@ impl<'k> KeyedReport<'k> {
             of(&reading.counts).saturating_sub(before)
         };
         let (other, untyped) = (since(KeyedCounts::other), since(KeyedCounts::untyped));
+        let has_hits = !keys.is_empty() || other > 0 || untyped > 0;
+        let unhit = reading.named.iter().filter(|_| !has_hits);
+        let view = |key: &'k Vec<Key>| key.iter().map(|it| KeyView::of(it, sources)).collect();
+        let unhit = unhit.map(view).collect();
         KeyedReport {
             version: VERSION,
             subjects: Subjects::of(targets),
@@ -203,6 +221,7 @@ impl<'k> KeyedReport<'k> {
             seconds: elapsed,
             by: by.texts().collect(),
             keys,
+            unhit,
             other,
             untyped,
             other_rate: rates.map_or_else(|| rate(other, elapsed), |it| it.other),
@@ -252,8 +271,12 @@ impl<'k> KeyedReport<'k> {
             let keys = format!("of {} more", number_of(hidden.len(), "key"));
             rest.push((hits.fold(0, u64::saturating_add), rate, keys));
         }
+        if !self.shows_unhit() {
+            let keys = number_of(self.unhit.len(), "key");
+            rest.push((0, 0.0, format!("of {keys}")));
+        }
         // An answer without a line would look like no answer.
-        let has_others = self.has_others || self.keys.is_empty();
+        let has_others = self.has_others || (self.keys.is_empty() && self.unhit.is_empty());
         if has_others {
             rest.push((self.other, self.other_rate, "other".to_owned()));
         }
@@ -263,15 +286,27 @@ impl<'k> KeyedReport<'k> {
         rest
     }
 
+    /// The keys that are shown, with their hits and hits a second: those with hits; or, if nothing was hit, all that
+    /// are counted by name, unless they are many.
+    fn shown_keys(&self) -> impl Iterator<Item = (Vec<String>, u64, f64)> {
+        let hit = self.keys.iter().take(self.shown);
+        let hit = hit.map(|row| (&row.key, row.hits, row.rate));
+        let unhit = self.unhit.iter().filter(|_| self.shows_unhit());
+        let all = hit.chain(unhit.map(|key| (key, 0, 0.0)));
+        all.map(|(key, hits, rate)| (key.iter().map(KeyView::plain).collect(), hits, rate))
+    }
+
+    /// Whether each key without hits is shown.
+    fn shows_unhit(&self) -> bool {
+        self.unhit.len() <= self.shown.min(TERMINAL_LINES)
+    }
+
     /// A line for each key that is shown, and for what is left.
     pub(super) fn plain(&self) -> String {
-        let mut text = String::new();
-        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
-        let at = at.unwrap_or_default();
-        for row in self.keys.iter().take(self.shown) {
-            let key: Vec<String> = row.key.iter().map(KeyView::plain).collect();
+        let (mut text, at) = (String::new(), time_prefix(self.at));
+        for (key, hits, rate) in self.shown_keys() {
             // Writing to a string does not fail.
-            let _ = writeln!(text, "{at}{} {:.1} {}", row.hits, row.rate, key.join(" "));
+            let _ = writeln!(text, "{at}{hits} {rate:.1} {}", key.join(" "));
         }
         for (hits, rate, what) in self.rest() {
             let _ = writeln!(text, "{at}{hits} {rate:.1} {what}");
@@ -290,10 +325,8 @@ impl<'k> KeyedReport<'k> {
             let cells = cells.chain([hits.to_string(), format!("{rate:.0}")]);
             cells.collect::<Vec<_>>()
         };
-        let shown = self.keys.iter().take(self.shown).map(|it| {
-            let key = it.key.iter().map(KeyView::plain).collect();
-            row(key, it.hits, it.rate)
-        });
+        let shown = self.shown_keys();
+        let shown = shown.map(|(key, hits, rate)| row(key, hits, rate));
         let rest = self.rest().into_iter().map(|(hits, rate, what)| {
             let mut key = vec![String::new(); self.by.len()];
             key[0] = what;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::FunctionSources;
 use super::bars;
-use super::format::{ReportedFigures, VERSION, seconds, seconds_or_null};
+use super::format::{ReportedFigures, VERSION, seconds, seconds_or_null, time_prefix};
 use super::histograms::{HEAD, ValueFigures};
 use super::keyed::KeyView;
 use super::refused::RefusedView;
@@ -190,8 +190,7 @@ impl<'h> KeyedHistogramReport<'h> {
 impl ReportedFigures for KeyedHistogramReport<'_> {
     /// A line of figures for each key that is shown, and its chart; and lines for what is left.
     fn plain(&self) -> String {
-        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
-        let at = at.unwrap_or_default();
+        let at = time_prefix(self.at);
         let histogram = |values: &Values, title: &str| {
             let chart = bars::chart(&values.figures.bars(self.asked.of.linear));
             format!("{at}{} {title}\n{chart}", values.text())

@@ -15,7 +15,7 @@ use serde::{Serialize, Serializer};
 use self::by_key::TimesByKey;
 use self::functions::TimedFunctionsView;
 use super::bars;
-use super::format::{ReportedFigures, VERSION, seconds, seconds_or_null};
+use super::format::{ReportedFigures, VERSION, seconds, seconds_or_null, time_prefix};
 use super::function_sources::FunctionSources;
 use super::quantiles::Quantiles;
 use super::subjects::Subjects;
@@ -558,13 +558,10 @@ impl<'l> Latencies<'l> {
 impl ReportedFigures for Latencies<'_> {
     /// A line for each pair and each function.
     fn plain(&self) -> String {
-        let mut text = String::new();
+        let (mut text, at) = (String::new(), time_prefix(self.at));
         for pair in &self.pairs {
-            if let Some(at) = self.at {
-                // Writing to a string does not fail.
-                let _ = write!(text, "{:.1} ", at.as_secs_f64());
-            }
-            let _ = write!(text, "{}", pair.summary);
+            // Writing to a string does not fail.
+            let _ = write!(text, "{at}{}", pair.summary);
             let [starts, stops, lost] = pair.unmatched_and_lost();
             let _ = write!(text, " {starts} {stops} {lost} {}", pair.name());
             match pair.evidence.doubt() {

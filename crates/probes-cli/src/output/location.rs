@@ -1,17 +1,14 @@
 //! Where code is, as text: a function, and a source line.
 
 use super::paths::ShownPaths;
-use crate::text::Escaped;
-
-/// Printed where the file has no information.
-const UNKNOWN: &str = "-";
+use crate::text::{Escaped, UNKNOWN, or_dash};
 
 /// The name of a function, as one word.
 pub(super) fn function_or_unknown(function: Option<&str>) -> String {
-    function.map_or_else(|| UNKNOWN.to_owned(), |name| Escaped(name).to_string())
+    or_dash(function.map(Escaped))
 }
 
-/// `file:line`.
+/// `file:line`; `file` if the line is not known, `-` if neither is.
 pub(super) fn source_or_unknown(
     file: Option<&str>,
     line: Option<u32>,

@@ -15,7 +15,7 @@ use super::timeline::{Annotation, AnnotationValue, TimelineFormat};
 use crate::failure::Failure;
 use crate::text::Escaped;
 
-/// What a time line has, and what is missing in it.
+/// What a timeline has, and what is missing in it.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct RecordCounts {
     pub(crate) slices: u64,

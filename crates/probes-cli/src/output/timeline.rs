@@ -18,7 +18,7 @@ use std::path::Path;
 
 pub(crate) use file::TimelineFile;
 
-/// A format of time lines.
+/// A format of timelines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum TimelineFormat {
@@ -56,7 +56,7 @@ impl TimelineFormat {
     }
 }
 
-/// The process that a time line is of, and its clocks at one moment.
+/// The process that a timeline is of, and its clocks at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct TracedProcess {
     pub(crate) pid: i32,
@@ -140,7 +140,7 @@ impl Annotation {
     }
 }
 
-/// Encodes a time line in one format. A track and a name are encoded before the events that have them.
+/// Encodes a timeline in one format. A track and a name are encoded before the events that have them.
 pub(crate) trait Encoder: Send {
     /// The beginning of the file.
     fn begin(&mut self, to: &mut Vec<u8>);

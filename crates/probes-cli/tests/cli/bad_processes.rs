@@ -77,7 +77,7 @@ fn zombie_is_refused_with_its_parent() {
     waitid(Id::Pid(Pid::from_raw(pid)), unreaped).unwrap();
     let parent = std::process::id();
     let why = format!("process {pid} has exited and is a zombie: its parent {parent} (");
-    refused(pid, &why, "it has exited, start it again");
+    refused(pid, &why, "it has exited: start it again");
 }
 
 #[test]

@@ -448,7 +448,7 @@ fn probes_and_functions_are_not_confused() {
     );
     assert_eq!(
         hint(&format!("trace -prog {file} -count -fn only_alpha")),
-        "hint: only_alpha is a probe: without -fn, -count counts the hits of probes"
+        "hint: only_alpha is a probe: `trace -count` without -fn counts the hits of probes"
     );
     assert_eq!(
         hint(&format!("list -prog {file} -functions only_alpha")),

@@ -121,14 +121,21 @@ fn no_hits_of_several_are_an_answer() {
         };
         answer.lines().map(words).collect::<Vec<String>>()
     };
-    for way in [" -by pid", " -by pid,arg0", ""] {
-        assert_eq!(
-            rows(way, "plain"),
-            ["0 0.0 other", "0 0.0 untyped"],
-            "{way}"
-        );
+    let mut pids: Vec<i32> = targets.iter().map(Talker::pid).collect();
+    pids.sort_unstable();
+    let by_pid: Vec<String> = pids.iter().map(|pid| format!("{pid} Calls.leaf")).collect();
+    let of = |keys: &[&str]| keys.iter().map(ToString::to_string).collect::<Vec<_>>();
+    for (way, keys) in [
+        (" -by pid", by_pid),
+        (" -by pid -top 2", of(&["of 3 keys"])),
+        (" -by pid,arg0", of(&["other", "untyped"])),
+        ("", of(&["Calls.leaf"])),
+    ] {
+        let plain: Vec<String> = keys.iter().map(|key| format!("0 0.0 {key}")).collect();
+        assert_eq!(rows(way, "plain"), plain, "{way}");
         let table = rows(way, "table");
-        assert_eq!(table[2..], ["other 0 0", "untyped 0 0"], "{way}: {table:?}");
+        let cells: Vec<String> = keys.iter().map(|key| format!("{key} 0 0")).collect();
+        assert_eq!(table[2..], cells, "{way}: {table:?}");
         let json = object(&rows(way, "json")[0]);
         assert_eq!(
             (&json["keys"], &json["other"], &json["untyped"]),

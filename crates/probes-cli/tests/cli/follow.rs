@@ -206,8 +206,9 @@ fn follower_of_another_user_is_named() {
         ] {
             let error = run(&format!("{line} -pid {pid}")).failure();
             assert!(error.contains(&why), "{error}");
-            let hint =
-                format!("hint: be the user of process {follower}, or end that process{live}\n");
+            let hint = format!(
+                "hint: run ocaml-probes as the user of process {follower}, or end that process{live}\n"
+            );
             assert!(error.ends_with(&hint), "{error}");
         }
         talker.hits();

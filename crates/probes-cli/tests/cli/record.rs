@@ -498,6 +498,30 @@ fn lost_hits_are_in_the_file() {
     assert!(lost > 0 && found < called(&answer, "leaf"));
 }
 
+// promise: Time lines: With -buffer, a burst that does not fit into the usual rings is recorded without a loss (1)
+#[test]
+fn large_buffer_keeps_whole_bursts() {
+    let scratch = Scratch::new();
+    let file = scratch.file("burst.json");
+    for (flags, is_whole) in [(&[][..], false), (&["-buffer", "64"][..], true)] {
+        let mut target = Talker::start(&program("calls"));
+        let flags = [&["-fn", "Calls.leaf"], flags].concat();
+        let tool = recording(target.pid(), &flags, &file);
+        // The tool does not read meanwhile.
+        kill(Pid::from_raw(tool.tool.pid()), Signal::SIGSTOP).unwrap();
+        let answer = target.ask("run 1 30000", "calls");
+        kill(Pid::from_raw(tool.tool.pid()), Signal::SIGCONT).unwrap();
+        let summary = tool.end().answer();
+        assert_eq!(figure(&summary, "lost_hits") == 0, is_whole, "{summary}");
+        let found = slices(&read(&file), "Calls.leaf").len();
+        assert_eq!(
+            found == called(&answer, "leaf"),
+            is_whole,
+            "{found}, {answer}"
+        );
+    }
+}
+
 // promise: Time lines: A recording that is taken over from is written, and names its successor (1)
 #[test]
 fn replaced_recording_is_written() {
@@ -806,7 +830,7 @@ fn unread_pipe_ends_the_recording() {
     let options = fs::File::options().read(true).write(true).clone();
     let _reader = options.open(&pipe).unwrap();
     let why = format!(
-        "cannot write more to {}: its reader has made no room for 10 s",
+        "cannot write more to {}: its reader has read nothing for 10 s",
         pipe.display()
     );
     let mut target = Talker::start(&program("calls"));
@@ -836,7 +860,7 @@ fn signals_end_the_wait_for_a_reader() {
             let mut command = command(["record", "-prog"]);
             command.arg(&program).args(flags.split(' '));
             command.arg("-o").arg(&pipe);
-            let mut waiting = started(command, "no process reads: waits for a reader");
+            let mut waiting = started(command, "no process reads; waiting for a reader");
             kill(Pid::from_raw(waiting.tool.pid()), signal).unwrap();
             let status = waiting.tool.guard().wait();
             assert_eq!(status.signal(), Some(signal as i32), "{flags}");

@@ -153,6 +153,28 @@ fn failed_command_leaves_no_new_file() {
 }
 
 #[test]
+fn full_disk_error_names_the_file() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let pid = target.pid();
+    let file = fixture("gen_ocaml_2.pie");
+    // The write fails at the end, at an interval, after a change, and where an answer is written part by part.
+    for line in [
+        format!("count -for 1ms -pid {pid}"),
+        format!("count -interval 1ms -pid {pid}"),
+        format!("attach -enable plain -pid {pid}"),
+        format!("list -functions -prog {}", file.display()),
+    ] {
+        let line = format!("{line} -quiet -o /dev/full");
+        let tool = command(line.split(' ')).output().unwrap();
+        let said = String::from_utf8(tool.stderr).unwrap();
+        assert_eq!(tool.status.code(), Some(1), "{line}: {said}");
+        let why = "cannot write the output to /dev/full: No space left on device";
+        assert_eq!(said.matches(why).count(), 1, "{line}: {said}");
+        assert!(!is_observed(pid));
+    }
+}
+
+#[test]
 fn completed_change_is_not_reported_as_failed() {
     let target = Talker::start(&fixture("gen_ocaml_2.pie"));
     let full = File::options().write(true).open("/dev/full").unwrap();
@@ -203,8 +225,8 @@ fn file_that_cannot_be_emptied_ends_the_observation() {
     let mut guard = Guard::spawn(tool.stdout(Stdio::piped()).stderr(Stdio::piped()));
     assert_eq!(guard.wait().code(), Some(1));
     let errors = std::io::read_to_string(guard.child().stderr.take().unwrap()).unwrap();
-    let why = "ocaml-probes: cannot write the output: Operation not permitted\n";
-    assert!(errors.ends_with(why), "{errors}");
+    let why = format!("ocaml-probes: cannot write the output to {path}: Operation not permitted\n");
+    assert!(errors.ends_with(&why), "{errors}");
     assert!(!is_observed(pid));
 }
 

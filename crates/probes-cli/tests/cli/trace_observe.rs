@@ -228,7 +228,7 @@ fn results_are_kept_if_json_cannot_be_written() {
     let counted = said.iter().find(|it| it["type"] == "count").unwrap();
     assert_eq!(counted["probes"][0]["hits"], 1, "{said:?}");
     let error = said.iter().find(|it| it["kind"] == "output").unwrap();
-    let why = "cannot write the output: No space left on device";
+    let why = "cannot write the output to /dev/full: No space left on device";
     assert_eq!(error["message"], why);
 }
 

@@ -437,7 +437,7 @@ fn unwritable_answer_does_not_end_the_wait() {
     assert_eq!(
         error["message"],
         format!(
-            "cannot write the output: No space left on device; the program runs as process {pid}"
+            "cannot write the output to /dev/full: No space left on device; the program runs as process {pid}"
         )
     );
     waiting.tool.expect("ready");

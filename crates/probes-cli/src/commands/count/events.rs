@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::output::{EventCounts, EventTotals};
 
 pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
-    let options = args.seccomp.options(args.take_over.options());
+    let options = args.overrides.options();
     let request = EventRequest::new("count", &args.selection, options, globs, output)?;
     let output = &request.output;
     let display = Display::new(output, args.interval)?;

@@ -21,7 +21,7 @@ pub(super) fn run(
     linear: Option<Linear>,
     output: &Output,
 ) -> Result<(), Failure> {
-    let options = args.seccomp.options(args.take_over.options());
+    let options = args.overrides.options();
     let request = EventRequest::new("hist", &args.selection, options, globs, output)?;
     let output = &request.output;
     // Before anything is read, because it may fail.
@@ -52,7 +52,7 @@ struct RecordedEvents<'o> {
     recorders: Vec<RecordedValues>,
     durations: EventDurations,
     lost: LostWords,
-    /// For the file of `-svg`, drawn in the end.
+    /// For the file of `-svg`, drawn at the end.
     picture: Option<String>,
     /// Whether a picture is wanted.
     draws: bool,

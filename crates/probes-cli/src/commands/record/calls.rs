@@ -44,8 +44,8 @@ pub(super) struct CallStacks {
     last: Option<(StackId, usize)>,
     /// How many calls are open.
     open: usize,
-    /// How long the longest call lasted that has ended, in nanoseconds; `None` if none has.
-    longest: Option<u64>,
+    /// How long the longest call lasted that has ended, in nanoseconds, and its function; `None` if none has.
+    longest: Option<(u64, String)>,
 }
 
 /// The calls of one stack.
@@ -212,7 +212,9 @@ impl CallStacks {
                 self.open -= 1;
                 if call.lost == counts.lost_hits {
                     let lasted = time.saturating_sub(call.began);
-                    self.longest = self.longest.max(Some(lasted));
+                    if self.longest.as_ref().is_none_or(|(most, _)| lasted > *most) {
+                        self.longest = Some((lasted, event.name().to_owned()));
+                    }
                 } else {
                     let doubt = "hits were lost meanwhile: this may be more than one call";
                     arguments.push(Annotation::text("doubt", doubt));
@@ -279,7 +281,7 @@ impl CallStacks {
         let stacks = self.indices.values().map(|index| &self.stacks[*index]);
         let open = stacks.flat_map(|stack| stack.calls.iter().map(|_| stack.track));
         let open = open.collect();
-        let longest = self.longest;
+        let longest = self.longest.take();
         *self = CallStacks {
             longest,
             ..CallStacks::default()
@@ -292,9 +294,9 @@ impl CallStacks {
         self.indices.values().map(|index| self.stacks[*index].track)
     }
 
-    /// How long the longest call lasted that has ended, in nanoseconds; `None` if none has.
-    pub(super) fn longest(&self) -> Option<u64> {
-        self.longest
+    /// How long the longest call lasted that has ended, in nanoseconds, and its function; `None` if none has.
+    pub(super) fn longest(&self) -> Option<(u64, &String)> {
+        self.longest.as_ref().map(|(lasted, name)| (*lasted, name))
     }
 }
 

@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode};
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use probes_lib::{Launch, ObservationReport, Observer, Options, Target};
+use probes_lib::{Launch, ObservationReport, Observer, Target};
 
 use super::recording::{Recording, warn_of_early_exit};
 use super::{Args, NamedFile};
@@ -131,7 +131,7 @@ fn observed(
     }
     let launch = Launch::new(command)
         .attended()
-        .options(args.seccomp.options(Options::default()))
+        .options(args.overrides.options())
         .observe(args.recorded.observation());
     let launched = launch.spawn();
     let mut launched = launched.map_err(Failure::of_program(program))?;

@@ -1,5 +1,6 @@
 //! [`Recording`]: what is read of a process, the time line that is made of it, and what is said of it in the end.
 
+use std::fmt;
 use std::io;
 use std::mem::take;
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
 use crate::output::{
     FrequentName, LostWords, RecordCounts, RecordReport, RecordedPairs, TimelineFile,
-    TimelineFormat, TracedProcess, WarningKind,
+    TimelineFormat, TracedProcess, WarningKind, with_unit,
 };
 use crate::progress::Progress;
 use crate::signals::TerminationSignals;
@@ -206,7 +207,7 @@ impl<'r> Recording<'r> {
     /// Observes the process, and adds what is read, until the end.
     pub(super) fn observe(&mut self, target: &Target) -> Result<StepFailures, Failure> {
         let (args, output, recorded) = (self.args, self.output, &self.args.recorded);
-        let options = args.seccomp.options(args.take_over.options());
+        let options = args.overrides.options();
         let observe = || {
             let observation = recorded.observation();
             if recorded.gc {
@@ -294,12 +295,15 @@ impl<'r> Recording<'r> {
         !self.args.recorded.pairs.is_empty() && (is_over || self.latencies_read.is_none_or(is_old))
     }
 
-    /// Returns the longest time if it ends the recording (`-over`).
-    fn if_over(&self, longest: Option<u64>) -> Option<Duration> {
+    /// Returns the longest time, and what took it, if it ends the recording (`-over`).
+    fn if_over<'n>(
+        &self,
+        longest: Option<(u64, &'n dyn fmt::Display)>,
+    ) -> Option<(Duration, &'n dyn fmt::Display)> {
         let over = self.args.recorded.over?;
         longest
-            .map(Duration::from_nanos)
-            .filter(|longest| *longest >= over)
+            .map(|(nanoseconds, name)| (Duration::from_nanos(nanoseconds), name))
+            .filter(|(longest, _)| *longest >= over)
     }
 
     /// The times of the pairs, as they are measured in the process.
@@ -321,9 +325,9 @@ impl<'r> Recording<'r> {
             messages.note(&format!("{name} was hit"));
             return Next::Stop;
         }
-        if let Some(longest) = self.if_over(self.timeline.longest()) {
-            let nanoseconds = longest.as_nanos();
-            messages.note(&format!("a slice took {nanoseconds} ns"));
+        if let Some((longest, name)) = self.if_over(self.timeline.longest()) {
+            let (name, took) = (name.to_string(), with_unit(longest));
+            messages.note(&format!("{} took {took}", Escaped(&name)));
             return Next::Stop;
         }
         Next::Continue
@@ -684,7 +688,8 @@ fn warn(counts: RecordCounts, frequent: &[FrequentName], lost_words: &LostWords,
                 number_that_were(counts.lost_hits, "hit"),
                 most_frequent(frequent)
             ),
-            "record fewer functions or probes; the time line has instants where they are missing",
+            "record fewer functions or probes, or give bursts more room: -buffer 64; the time line has instants where they \
+             are missing",
         );
     }
     warn_of_lost_words(lost_words, &messages);

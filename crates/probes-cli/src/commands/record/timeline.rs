@@ -16,6 +16,7 @@ mod pairs;
 mod phases;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::iter;
 
 use foldhash::{HashMap, HashMapExt};
@@ -130,16 +131,21 @@ impl Timeline {
         self
     }
 
-    /// Returns the longest time of a pair or call that has ended so far, in nanoseconds; `None` if none has. The pairs whose
-    /// times cannot be trusted are left out.
-    pub(super) fn longest(&self) -> Option<u64> {
-        self.calls.longest().max(self.longest_pair())
+    /// Returns the longest time of a pair or call that has ended so far, in nanoseconds, and the name of the pair or
+    /// function; `None` if none has. The pairs whose times cannot be trusted are left out.
+    pub(super) fn longest(&self) -> Option<(u64, &dyn Display)> {
+        let call = self.calls.longest();
+        let call = call.map(|(lasted, name)| (lasted, name as &dyn Display));
+        let all = call.into_iter().chain(self.longest_pair());
+        all.max_by_key(|(lasted, _)| *lasted)
     }
 
     /// Same as [`Timeline::longest`], for pairs alone.
-    pub(super) fn longest_pair(&self) -> Option<u64> {
-        let trusted = self.longest_pairs.iter().filter(|pair| !pair.is_untrusted);
-        trusted.filter_map(|pair| pair.longest).max()
+    pub(super) fn longest_pair(&self) -> Option<(u64, &dyn Display)> {
+        let pairs = self.longest_pairs.iter().zip(&self.pairs);
+        let trusted = pairs.filter(|(longest, _)| !longest.is_untrusted);
+        let times = trusted.filter_map(|(it, pair)| Some((it.longest?, pair as &dyn Display)));
+        times.max_by_key(|(lasted, _)| *lasted)
     }
 
     /// The times of the pair with this index cannot be trusted.

@@ -1,4 +1,4 @@
-//! [`Session`]: what `top` does to a process, and undoes in the end.
+//! [`Session`]: what `top` does to a process, and undoes at the end.
 
 use std::time::Duration;
 
@@ -92,7 +92,7 @@ impl Session {
     pub(super) fn switch(&mut self, name: &str, on: bool) -> Result<(u16, u16)> {
         let action = if on { Action::Enable } else { Action::Disable };
         let actions = Actions::of(action, Selector::name(name));
-        // If this reverses an earlier update, neither must be undone in the end.
+        // If this reverses an earlier update, neither must be undone at the end.
         let earlier = self.switched.iter().rposition(|earlier| {
             let (was, is) = counters(earlier.report(), name);
             was != is && (is > was) != on

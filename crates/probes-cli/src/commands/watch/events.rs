@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::output::{EventLine, EventLines, LostWords, sort_by_time};
 
 pub(super) fn run(args: &Args, globs: &[Glob], output: &Output) -> Result<(), Failure> {
-    let options = args.seccomp.options(args.take_over.options());
+    let options = args.overrides.options();
     let request = EventRequest::new("watch", &args.selection, options, globs, output)?;
     let mut watching = WatchedEvents {
         lines: EventLines::new(output.format),

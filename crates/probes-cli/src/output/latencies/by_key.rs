@@ -7,6 +7,7 @@ use probes_lib::{KeyedTimes, Times};
 use serde::Serialize;
 
 use super::{LatencyBucket, Summary, buckets, nanoseconds};
+use crate::output::format::time_prefix;
 use crate::output::function_sources::FunctionSources;
 use crate::output::keyed::KeyView;
 use crate::output::table;
@@ -131,8 +132,7 @@ impl<'l> TimesByKey<'l> {
 
     /// A line for each key that is shown, and for what is left.
     pub(super) fn plain(&self, at: Option<Duration>) -> String {
-        let at = at.map(|at| format!("{:.1} ", at.as_secs_f64()));
-        let at = at.unwrap_or_default();
+        let at = time_prefix(at);
         let (shown, hidden) = self.shown();
         let mut text = String::new();
         for row in shown {

@@ -8,6 +8,7 @@ use probes_lib::{CallerLatency, FunctionLatency, LiveAddr, RefusedFunction};
 use serde::{Serialize, Serializer};
 
 use super::{LatencyBucket, Summary, TimedSubject, buckets, nanoseconds, with_unit};
+use crate::output::format::time_prefix;
 use crate::output::function_sources::{CallSite, FunctionSources};
 use crate::output::refused::RefusedView;
 use crate::output::table;
@@ -159,13 +160,10 @@ impl<'l> TimedFunctionsView<'l> {
 
     /// A line for each function, and below it one for each of its callers; all begin with the time `at`, if given.
     pub(super) fn plain(&self, at: Option<Duration>) -> String {
-        let mut text = String::new();
+        let (mut text, at) = (String::new(), time_prefix(at));
         for row in &self.rows {
-            if let Some(at) = at {
-                // Writing to a string does not fail.
-                let _ = write!(text, "{:.1} ", at.as_secs_f64());
-            }
-            let _ = write!(text, "{}", row.summary);
+            // Writing to a string does not fail.
+            let _ = write!(text, "{at}{}", row.summary);
             for other in row.others() {
                 let _ = write!(text, " {other}");
             }
@@ -182,10 +180,7 @@ impl<'l> TimedFunctionsView<'l> {
             }
             text.push('\n');
             for caller in row.callers.iter().flatten() {
-                if let Some(at) = at {
-                    let _ = write!(text, "{:.1} ", at.as_secs_f64());
-                }
-                let _ = write!(text, "by {}", caller.count);
+                let _ = write!(text, "{at}by {}", caller.count);
                 for time in caller.times() {
                     let _ = write!(text, " {}", time.as_nanos());
                 }

@@ -10,7 +10,7 @@ use super::super::latencies::with_unit;
 use super::super::table::table;
 use super::waits::Distribution;
 use super::{FunctionTimes, NOT_SAMPLED, ProfileBy, ProfileReport, StackTimes, TotalTimes};
-use crate::text::{Escaped, folded_path, number_of};
+use crate::text::{Escaped, folded_path, number_of, or_dash};
 
 /// How many rows a table has at most.
 const FEW: usize = 30;
@@ -145,7 +145,7 @@ impl ProfileReport {
     pub(super) fn plain(&self) -> String {
         let or_not = |of: fn(&TotalTimes) -> f64| {
             let time = self.times.as_ref().map(of);
-            time.map_or("-".to_owned(), |time| format!("{time:.3}"))
+            or_dash(time.map(|time| format!("{time:.3}")))
         };
         let mut text = format!(
             "all {:.3} samples {} threads {} running {} runnable {} off {} stopped {:.6} error {}\n",

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::ProfileOptions;
 use crate::output::quantiles::Quantiles;
-use crate::text::number_of;
+use crate::text::{number_of, or_dash};
 
 /// By what the waits were found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -109,8 +109,7 @@ impl Waits {
             let why = self.because.as_deref().unwrap_or("-");
             return format!("waits sampled error {:.3} {why}\n", self.error_seconds);
         }
-        let number = |it: Option<u64>| it.map_or("-".to_owned(), |it| it.to_string());
-        let [count, parts] = [self.count, self.parts].map(number);
+        let [count, parts] = [self.count, self.parts].map(or_dash);
         let (unseen, lost) = (self.unseen_seconds, self.lost_records);
         let excess = self.unseen_excess_seconds;
         let mut text = format!(

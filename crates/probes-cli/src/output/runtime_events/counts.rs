@@ -8,7 +8,7 @@ use std::time::Duration;
 use probes_lib::{RuntimeEventName, Target};
 use serde::Serialize;
 
-use super::super::format::{Format, VERSION, json, seconds, seconds_or_null};
+use super::super::format::{Format, VERSION, json, seconds, seconds_or_null, time_prefix};
 use super::super::table;
 use super::lost::{LostOfDomain, LostWords, lost_lines, lost_of_domains};
 use crate::failure::Failure;
@@ -128,8 +128,7 @@ impl<'c> EventCounts<'c> {
     }
 
     fn plain(&self) -> String {
-        let at = self.at.map(|at| format!("{:.1} ", at.as_secs_f64()));
-        let at = at.unwrap_or_default();
+        let at = time_prefix(self.at);
         let mut text = String::new();
         for row in &self.events {
             let name = Escaped(row.name);

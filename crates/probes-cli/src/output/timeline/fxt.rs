@@ -37,10 +37,10 @@ const THREAD: u64 = 2;
 const INLINE: u64 = 1 << 15;
 
 /// Strings are cut to this length, in bytes: a record has at most 4,095 words.
-const LONGEST: usize = 1024;
+const MAX_TEXT_LEN: usize = 1024;
 
-/// The last index that a string can have.
-const LAST_INDEX: u32 = (1 << 15) - 1;
+/// The largest index that a string can have.
+const MAX_INDEX: u32 = (1 << 15) - 1;
 
 /// The string with this index is the category of all events.
 const CATEGORY_INDEX: u64 = 1;
@@ -48,19 +48,25 @@ const CATEGORY_INDEX: u64 = 1;
 /// Names have the indices after it.
 const FIRST_NAME: u32 = CATEGORY_INDEX as u32 + 1;
 
-/// The koid of the process's own track; those of lanes follow it. It is above the pids of Linux (PID_MAX_LIMIT).
-const FIRST_LANE: u64 = 1 << 23;
+/// The koid of the process's track; lanes have those after it. Above all pids of Linux (PID_MAX_LIMIT).
+const PROCESS_TRACK: u64 = 1 << 23;
 
-/// A record has four bits for their number.
+/// The header of an event counts its arguments in four bits.
 const MAX_ARGUMENTS: usize = 15;
 
 pub(super) struct Fxt {
     pid: u64,
     process: String,
-    /// Of each track, by its number: its koid, 0 for a counter; and the name of a counter, empty for others.
-    tracks: HashMap<TrackId, (u64, String)>,
-    /// The names that have no index, by their number.
-    others: HashMap<u32, String>,
+    tracks: HashMap<TrackId, FxtTrack>,
+    /// The names that have no index.
+    unindexed_names: HashMap<NameId, String>,
+}
+
+enum FxtTrack {
+    /// By its koid.
+    Thread(u64),
+    /// By its name.
+    Counter(String),
 }
 
 /// A string in a record: the reference, and the words that follow if it is inline.
@@ -71,7 +77,7 @@ struct StringRef<'t> {
 
 impl<'t> StringRef<'t> {
     fn inline(text: &'t str) -> StringRef<'t> {
-        let mut len = text.len().min(LONGEST);
+        let mut len = text.len().min(MAX_TEXT_LEN);
         while !text.is_char_boundary(len) {
             len -= 1;
         }
@@ -116,17 +122,17 @@ impl Fxt {
             pid: process.pid as u64,
             process: process.name.clone(),
             tracks: HashMap::new(),
-            others: HashMap::new(),
+            unindexed_names: HashMap::new(),
         }
     }
 
-    fn string(index: u64, text: &str, to: &mut Vec<u8>) {
+    fn write_string(index: u64, text: &str, to: &mut Vec<u8>) {
         let text = StringRef::inline(text);
         let header = STRING | index << 16 | (text.inline.len() as u64) << 32;
         record(to, header, |to| text.write(to));
     }
 
-    fn object(&self, kind: u64, koid: u64, name: &str, to: &mut Vec<u8>) {
+    fn write_object(&self, kind: u64, koid: u64, name: &str, to: &mut Vec<u8>) {
         let name = StringRef::inline(name);
         let arguments = u64::from(kind == THREAD);
         let header = KERNEL_OBJECT | kind << 16 | name.reference << 24 | arguments << 40;
@@ -144,7 +150,7 @@ impl Fxt {
     }
 }
 
-fn argument(argument: &Annotation, to: &mut Vec<u8>) {
+fn write_argument(argument: &Annotation, to: &mut Vec<u8>) {
     let key = StringRef::inline(&argument.key);
     match &argument.value {
         AnnotationValue::Int(number) => record(to, INT_64 | key.reference << 16, |to| {
@@ -162,6 +168,12 @@ fn argument(argument: &Annotation, to: &mut Vec<u8>) {
     }
 }
 
+/// The index of the string of a name, if there are enough indices.
+fn index_of(id: NameId) -> Option<u64> {
+    let index = id.0.checked_add(FIRST_NAME)?;
+    (index <= MAX_INDEX).then_some(index.into())
+}
+
 impl Encoder for Fxt {
     fn begin(&mut self, to: &mut Vec<u8>) {
         word(to, MAGIC);
@@ -174,43 +186,43 @@ impl Encoder for Fxt {
         record(to, section, |_| {});
         // Ticks per second: times are nanoseconds.
         record(to, INITIALIZATION, |to| word(to, 1_000_000_000));
-        Fxt::string(CATEGORY_INDEX, "ocaml-probes", to);
-        self.object(PROCESS, self.pid, &self.process, to);
+        Fxt::write_string(CATEGORY_INDEX, "ocaml-probes", to);
+        self.write_object(PROCESS, self.pid, &self.process, to);
     }
 
     fn track(&mut self, id: TrackId, of: &TrackOf, name: &str, to: &mut Vec<u8>) {
         let koid = match of {
             // Not the pid: that is the id of the main thread, which has a track of its own.
-            TrackOf::Process => FIRST_LANE,
+            TrackOf::Process => PROCESS_TRACK,
             TrackOf::Thread(tid) => *tid as u64,
-            TrackOf::Lane(_) => FIRST_LANE + u64::from(id.0),
-            TrackOf::Counter(_) => 0,
+            TrackOf::Lane(_) => PROCESS_TRACK + u64::from(id.0),
+            TrackOf::Counter(_) => {
+                self.tracks.insert(id, FxtTrack::Counter(name.to_owned()));
+                return;
+            }
         };
-        if koid > 0 {
-            self.object(THREAD, koid, name, to);
-        }
-        let counter = match of {
-            TrackOf::Counter(_) => name.to_owned(),
-            _ => String::new(),
-        };
-        self.tracks.insert(id, (koid, counter));
+        self.write_object(THREAD, koid, name, to);
+        self.tracks.insert(id, FxtTrack::Thread(koid));
     }
 
     fn name(&mut self, id: NameId, name: &str, to: &mut Vec<u8>) {
-        match id.0.checked_add(FIRST_NAME) {
-            Some(index @ ..=LAST_INDEX) => Fxt::string(index.into(), name, to),
-            _ => {
-                self.others.insert(id.0, name.to_owned());
+        match index_of(id) {
+            Some(index) => Fxt::write_string(index, name, to),
+            None => {
+                self.unindexed_names.insert(id, name.to_owned());
             }
         }
     }
 
     fn event(&mut self, event: &TrackEvent, to: &mut Vec<u8>) {
-        let empty = (0, String::new());
-        let (koid, counter) = self.tracks.get(&event.track).unwrap_or(&empty);
-        let name = |id: NameId| match id.0.checked_add(FIRST_NAME) {
-            Some(index @ ..=LAST_INDEX) => StringRef::indexed(index.into()),
-            _ => StringRef::inline(self.others.get(&id.0).map_or("", |it| it)),
+        let (koid, counter) = match self.tracks.get(&event.track) {
+            Some(FxtTrack::Thread(koid)) => (*koid, ""),
+            Some(FxtTrack::Counter(name)) => (PROCESS_TRACK, name.as_str()),
+            None => (PROCESS_TRACK, ""),
+        };
+        let name = |id: NameId| match index_of(id) {
+            Some(index) => StringRef::indexed(index),
+            None => StringRef::inline(self.unindexed_names.get(&id).map_or("", |it| it)),
         };
         let (kind, name) = match event.kind {
             TrackEventKind::Begin(id) => (DURATION_BEGIN, name(id)),
@@ -228,14 +240,14 @@ impl Encoder for Fxt {
             word(to, event.time);
             // The thread is inline: the format's thread table has room for 255 only.
             word(to, self.pid);
-            word(to, if *koid == 0 { FIRST_LANE } else { *koid });
+            word(to, koid);
             name.write(to);
             if let TrackEventKind::Value(value) = event.kind {
-                argument(&Annotation::int("value", value), to);
+                write_argument(&Annotation::int("value", value), to);
                 word(to, u64::from(event.track.0));
             } else {
                 for one in &event.arguments[..arguments] {
-                    argument(one, to);
+                    write_argument(one, to);
                 }
             }
         });

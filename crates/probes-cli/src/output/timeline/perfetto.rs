@@ -9,7 +9,7 @@ mod event_packet;
 
 use prost::Message;
 
-use self::event_packet::{PacketTime, RecentFields, write_annotation, write_event};
+use self::event_packet::{FieldsCache, PacketTime, write_annotation, write_event};
 use super::{Encoder, NameId, TracedProcess, TrackEvent, TrackId, TrackOf};
 
 /// Clocks (`builtin_clock.proto`).
@@ -145,7 +145,7 @@ pub(super) struct Perfetto {
     process: TracedProcess,
     /// What the clock of the sequence says.
     latest: u64,
-    recent: RecentFields,
+    recent: FieldsCache,
     /// The annotations of an event.
     annotations: Vec<u8>,
 }
@@ -155,7 +155,7 @@ impl Perfetto {
         Perfetto {
             process: process.clone(),
             latest: process.monotonic,
-            recent: RecentFields::new(),
+            recent: FieldsCache::new(),
             annotations: Vec::new(),
         }
     }
@@ -254,7 +254,7 @@ impl Encoder for Perfetto {
         let time = match event.time.checked_sub(self.latest) {
             Some(later) => {
                 self.latest = event.time;
-                PacketTime::Later(later)
+                PacketTime::SinceLast(later)
             }
             None => PacketTime::At(event.time),
         };

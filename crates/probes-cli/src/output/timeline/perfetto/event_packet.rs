@@ -1,5 +1,7 @@
 //! The bytes of a packet with a track event, field by field: all lengths are known before the first byte is written.
 
+use prost::encoding::encode_varint;
+
 use super::super::{Annotation, AnnotationValue, TrackEventKind, TrackId};
 use super::{
     COUNTER, INSTANT, MONOTONIC, NEEDS_INCREMENTAL_STATE, PACKET, SEQUENCE, SLICE_BEGIN, SLICE_END,
@@ -38,16 +40,16 @@ mod debug_annotation {
 /// The time of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PacketTime {
-    /// So much later than the last one, in nanoseconds.
-    Later(u64),
+    /// The nanoseconds since the last packet.
+    SinceLast(u64),
     /// This time on CLOCK_MONOTONIC.
     At(u64),
 }
 
-/// How many fields are kept: a power of two.
-const KEPT: usize = 64;
+/// How many events the cache has room for: a power of two.
+const CACHE_LEN: usize = 64;
 
-/// At least as many bytes as the fields of an event have: its type, two numbers of 32 bits, and one of 64.
+/// At least as many bytes as the longest fields of an event have: a type, a track, and a name or a value.
 const MAX_FIELDS: usize = 32;
 
 /// The fields of a track event, without annotations.
@@ -61,47 +63,47 @@ pub(super) struct EventFields {
 
 /// The fields of recent events: those of a track differ in little but their times.
 #[derive(Debug)]
-pub(super) struct RecentFields {
-    kept: Box<[EventFields; KEPT]>,
-    /// Memory for those that are written next.
-    written: Vec<u8>,
+pub(super) struct FieldsCache {
+    entries: Box<[EventFields; CACHE_LEN]>,
+    /// Reused to encode an entry.
+    buffer: Vec<u8>,
 }
 
 impl EventFields {
-    fn of(track: TrackId, kind: TrackEventKind, written: &mut Vec<u8>) -> EventFields {
+    fn of(track: TrackId, kind: TrackEventKind, buffer: &mut Vec<u8>) -> EventFields {
         let (number, name, value) = match kind {
             TrackEventKind::Begin(name) => (SLICE_BEGIN, Some(name), None),
             TrackEventKind::End => (SLICE_END, None, None),
             TrackEventKind::Instant(name) => (INSTANT, Some(name), None),
             TrackEventKind::Value(value) => (COUNTER, None, Some(value)),
         };
-        written.clear();
-        put_number(track_event::TYPE, number, written);
+        buffer.clear();
+        put_number(track_event::TYPE, number, buffer);
         if let Some(name) = name {
-            put_number(track_event::NAME_IID, name.0.into(), written);
+            put_number(track_event::NAME_IID, name.0.into(), buffer);
         }
-        put_number(track_event::TRACK_UUID, uuid(track), written);
+        put_number(track_event::TRACK_UUID, uuid(track), buffer);
         if let Some(value) = value {
-            put_number(track_event::COUNTER_VALUE, value as u64, written);
+            put_number(track_event::COUNTER_VALUE, value as u64, buffer);
         }
-        let len = written.len();
-        written.resize(MAX_FIELDS, 0);
+        let len = buffer.len();
+        buffer.resize(MAX_FIELDS, 0);
         EventFields {
             track,
             kind,
-            bytes: written.first_chunk().copied().unwrap_or_default(),
+            bytes: buffer.first_chunk().copied().unwrap_or_default(),
             len,
         }
     }
 }
 
-impl RecentFields {
-    pub(super) fn new() -> RecentFields {
-        let mut written = Vec::new();
-        let first = EventFields::of(TrackId::PROCESS, TrackEventKind::End, &mut written);
-        RecentFields {
-            kept: Box::new([first; KEPT]),
-            written,
+impl FieldsCache {
+    pub(super) fn new() -> FieldsCache {
+        let mut buffer = Vec::new();
+        let first = EventFields::of(TrackId::PROCESS, TrackEventKind::End, &mut buffer);
+        FieldsCache {
+            entries: Box::new([first; CACHE_LEN]),
+            buffer,
         }
     }
 
@@ -112,12 +114,12 @@ impl RecentFields {
             TrackEventKind::Begin(name) | TrackEventKind::Instant(name) => name.0,
             TrackEventKind::End | TrackEventKind::Value(_) => 0,
         };
-        let place = track.0.wrapping_mul(7).wrapping_add(name) as usize % KEPT;
-        let kept = &mut self.kept[place];
-        if kept.track != track || kept.kind != kind {
-            *kept = EventFields::of(track, kind, &mut self.written);
+        let index = track.0.wrapping_mul(7).wrapping_add(name) as usize % CACHE_LEN;
+        let entry = &mut self.entries[index];
+        if entry.track != track || entry.kind != kind {
+            *entry = EventFields::of(track, kind, &mut self.buffer);
         }
-        kept
+        entry
     }
 }
 
@@ -163,7 +165,7 @@ pub(super) fn write_event(
 ) {
     let event_len = fields.len + annotations.len();
     match time {
-        PacketTime::Later(time) if time < 1 << 14 && event_len < 100 => {
+        PacketTime::SinceLast(time) if time < 1 << 14 && event_len < 100 => {
             write_short_head(time, event_len, to);
         }
         _ => write_head(time, event_len, to),
@@ -198,20 +200,20 @@ fn write_short_head(time: u64, event_len: usize, to: &mut Vec<u8>) {
 /// Writes what a packet has before the fields of an event.
 fn write_head(time: PacketTime, event_len: usize, to: &mut Vec<u8>) {
     let (time, clock) = match time {
-        PacketTime::Later(time) => (time, None),
+        PacketTime::SinceLast(time) => (time, None),
         PacketTime::At(time) => (time, Some(u64::from(MONOTONIC))),
     };
     let packet_len = number_len(packet::TIMESTAMP, time)
         + OF_SEQUENCE.len()
         + clock.map_or(0, |clock| number_len(packet::CLOCK_ID, clock))
         + bytes_len(packet::TRACK_EVENT, event_len);
-    put_number_of(key(PACKET, BYTES), packet_len as u64, to);
+    put_key_and_value(key(PACKET, BYTES), packet_len as u64, to);
     put_number(packet::TIMESTAMP, time, to);
     to.extend_from_slice(&OF_SEQUENCE);
     if let Some(clock) = clock {
         put_number(packet::CLOCK_ID, clock, to);
     }
-    put_number_of(key(packet::TRACK_EVENT, BYTES), event_len as u64, to);
+    put_key_and_value(key(packet::TRACK_EVENT, BYTES), event_len as u64, to);
 }
 
 /// Writes an annotation, as a field of a track event.
@@ -223,7 +225,7 @@ pub(super) fn write_annotation(annotation: &Annotation, to: &mut Vec<u8>) {
         AnnotationValue::Text(text) => bytes_len(STRING_VALUE, text.len()),
     };
     let len = value_len + bytes_len(NAME, name.len());
-    put_number_of(key(track_event::DEBUG_ANNOTATIONS, BYTES), len as u64, to);
+    put_key_and_value(key(track_event::DEBUG_ANNOTATIONS, BYTES), len as u64, to);
     match &annotation.value {
         AnnotationValue::Int(number) => put_number(INT_VALUE, *number as u64, to),
         AnnotationValue::Text(text) => put_bytes(STRING_VALUE, text.as_bytes(), to),
@@ -231,24 +233,20 @@ pub(super) fn write_annotation(annotation: &Annotation, to: &mut Vec<u8>) {
     put_bytes(NAME, name, to);
 }
 
-fn put_varint(value: u64, to: &mut Vec<u8>) {
-    prost::encoding::encode_varint(value, to);
-}
-
 /// Writes a field with a number as its value.
 #[inline]
 fn put_number(number: u32, value: u64, to: &mut Vec<u8>) {
-    put_number_of(key(number, VARINT), value, to);
+    put_key_and_value(key(number, VARINT), value, to);
 }
 
 #[inline]
-fn put_number_of(key: u64, value: u64, to: &mut Vec<u8>) {
-    put_varint(key, to);
-    put_varint(value, to);
+fn put_key_and_value(key: u64, value: u64, to: &mut Vec<u8>) {
+    encode_varint(key, to);
+    encode_varint(value, to);
 }
 
 fn put_bytes(number: u32, bytes: &[u8], to: &mut Vec<u8>) {
-    put_number_of(key(number, BYTES), bytes.len() as u64, to);
+    put_key_and_value(key(number, BYTES), bytes.len() as u64, to);
     to.extend_from_slice(bytes);
 }
 
@@ -262,7 +260,7 @@ mod tests {
             for event_len in [0, 1, 99] {
                 let (mut short, mut any) = (Vec::new(), Vec::new());
                 write_short_head(time, event_len, &mut short);
-                write_head(PacketTime::Later(time), event_len, &mut any);
+                write_head(PacketTime::SinceLast(time), event_len, &mut any);
                 assert_eq!(short, any, "{time} {event_len}");
             }
         }
