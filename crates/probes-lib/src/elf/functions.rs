@@ -669,6 +669,8 @@ impl FunctionSymbol {
         };
         let name = names.get(symbol.st_name..)?;
         let len = memchr::memchr(0, &name[..name.len().min(MAX_SYMBOL)])?;
+        // In `.symtab`, the linker appends the version: `realpath@@GLIBC_2.3`.
+        let len = memchr::memchr(b'@', &name[..len]).unwrap_or(len);
         if len == 0 {
             return None;
         }

@@ -46,9 +46,23 @@ pub(crate) fn symbols(file: &Path) -> BTreeSet<(u64, String)> {
     symbols.collect()
 }
 
+/// The separate debug file of a file, if it is installed.
+fn installed_debug_file(file: &Path) -> Option<PathBuf> {
+    let id = FunctionTable::read(file).unwrap().build_id()?.to_string();
+    let (first, rest) = id.split_at(2);
+    let path = format!("/usr/lib/debug/.build-id/{first}/{rest}.debug");
+    Some(PathBuf::from(path)).filter(|it| it.exists())
+}
+
 /// Address, length and symbol of each function that readelf lists.
 fn read_by_readelf(file: &Path) -> Vec<(u64, u64, String)> {
-    let text = stdout(Command::new("readelf").args(["-sW", "--"]).arg(file));
+    let mut readelf = Command::new("readelf");
+    let text = stdout(
+        readelf
+            .args(["-sW", "--"])
+            .arg(file)
+            .args(installed_debug_file(file)),
+    );
     let mut functions = Vec::new();
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
