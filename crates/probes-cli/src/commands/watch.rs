@@ -398,7 +398,7 @@ impl HitPrinter {
         }
         let lost = missing.lost;
         if lost > 0 {
-            let hint = "watch fewer probes, give bursts more room (-buffer 64), or count them, which loses none";
+            let hint = "watch fewer probes, give bursts more room (-buffer, up to 64), or count them, which loses none";
             messages.warning(
                 WarningKind::LostHits,
                 &format!(

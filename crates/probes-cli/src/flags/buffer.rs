@@ -10,7 +10,7 @@ const MAX: u64 = 64;
 // How much room there is for hits.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct BufferFlag {
-    /// Room for bursts of hits: each of 16 rings holds MIB of them (1 to 64)
+    /// Room for bursts of hits: each of 16 rings takes up to MIB (1 to 64)
     #[arg(id = "buffer", long, value_name = "MIB", value_parser = mebibytes)]
     mebibytes: Option<u64>,
 }

@@ -95,11 +95,12 @@ pub(super) fn of_function(kind: &FunctionError, target: &CommandTarget) -> Optio
              inlined, and then has no code of its own: `{}` lists the probes, and `count -probe NAME` counts hits",
             listing(target)
         ),
-        FunctionError::NoMatch { unnamed, near, .. } if *unnamed > 0 && near.is_empty() => {
-            "install its separate debug file (docs/functions.md), which has the names, or give addresses: `-fn 0xADDRESS`"
-                .to_owned()
-        }
-        FunctionError::NoMatch { glob, .. } => unmatched(glob, target),
+        FunctionError::NoMatch {
+            glob,
+            unnamed,
+            near,
+            ..
+        } => unmatched(glob, *unnamed > 0 && near.is_empty(), target),
         FunctionError::NoneAt { .. } if matches!(target, CommandTarget::Program(_)) => format!(
             "a position-independent program, and a library, has its addresses only when it runs: give the name; \
              `{list} -functions` lists the names"
@@ -140,8 +141,8 @@ pub(super) fn of_function(kind: &FunctionError, target: &CommandTarget) -> Optio
     Some(hint)
 }
 
-/// The hint about a glob that matches no function.
-fn unmatched(glob: &str, target: &CommandTarget) -> String {
+/// The hint about a glob that matches no function; if the program `is_stripped`, that may be why.
+fn unmatched(glob: &str, is_stripped: bool, target: &CommandTarget) -> String {
     if let Some(as_probe) = mistaken::as_probe(glob, target) {
         return as_probe;
     }
@@ -155,6 +156,11 @@ fn unmatched(glob: &str, target: &CommandTarget) -> String {
     if glob.contains(", ") {
         return "a comma with a space after it belongs to a name if there are parentheses or angle brackets: \
                 write the list without spaces, or repeat the flag"
+            .to_owned();
+    }
+    if is_stripped {
+        return "a separate debug file of the same build has the names (docs/functions.md says where it is looked for); or give \
+                addresses: `-fn 0xADDRESS`"
             .to_owned();
     }
     let later = match target {

@@ -192,7 +192,9 @@ fn samples_and_stops_find_the_callers() {
     let stopped = object(&stopped.stdout);
     assert_eq!(stopped["running_method"], "stopped");
     for profile in [sampled, stopped] {
+        // On a busy machine, it is not sampled for much of the little time that it runs: that time is of no thread.
         let stacks = profile["stacks"].as_array().unwrap().iter();
+        let stacks = stacks.filter(|it| !it["tid"].is_null());
         let seconds = |stack: &Value| stack["seconds"].as_f64().unwrap();
         let complete = stacks.clone().filter(|it| it["stack"] == "complete");
         let complete: f64 = complete.map(seconds).sum();

@@ -18,11 +18,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use flate2::Crc;
-use goblin::elf::section_header::SHF_EXECINSTR;
+use goblin::elf::section_header::{SHF_EXECINSTR, SHT_NOBITS};
 
 use crate::elf::ElfFile;
+use crate::elf::file_version::FileVersion;
 use crate::elf::symbols::SymbolTable;
 use crate::numbers::u32_at;
 
@@ -50,10 +52,11 @@ struct Link {
 impl ElfFile {
     /// Returns the file that has the symbols (`.symtab`): this one, or its separate debug file.
     pub(super) fn with_symbols(&self) -> &ElfFile {
-        if self.has_section(".symtab") {
+        if self.has_symbols() {
             return self;
         }
-        self.debug_file().unwrap_or(self)
+        let debug_file = self.debug_file().filter(|it| it.has_symbols());
+        debug_file.unwrap_or(self)
     }
 
     /// Returns the file that has the debugging information (DWARF): this one, or its separate debug file.
@@ -66,14 +69,10 @@ impl ElfFile {
         debug_file.unwrap_or(self)
     }
 
-    /// Returns the file that has the debugging information, or if there is none, the symbols.
-    pub(super) fn with_sources(&self) -> &ElfFile {
-        let elf = self.with_debugging_information();
-        if elf.has_debugging_information() {
-            elf
-        } else {
-            elf.with_symbols()
-        }
+    /// Returns whether it has symbols itself. eu-strip(1) writes debug files whose symbols are in the stripped file.
+    fn has_symbols(&self) -> bool {
+        let section = self.section(".symtab");
+        section.is_some_and(|it| it.sh_type != SHT_NOBITS)
     }
 
     fn has_debugging_information(&self) -> bool {
@@ -103,13 +102,13 @@ impl ElfFile {
         let by_id = by_id.map(|path| (path, None));
         let by_name = by_name.map(|(path, checksum)| (path, Some(checksum)));
         by_id.chain(by_name).find_map(|(path, wanted)| {
-            let file = open_regular(&path)?;
-            if wanted.is_some_and(|wanted| checksum(&file) != Some(wanted)) {
-                return None;
-            }
-            let elf = ElfFile::read(file, path).ok()?;
-            let is_same_build = elf.build_id() == build_id && self.has_code_of(&elf);
-            (is_same_build && elf.has_what_was_removed()).then_some(elf)
+            let elf = ElfFile::read(open_regular(&path)?, path).ok()?;
+            let is_usable = elf.build_id() == build_id
+                && self.has_code_of(&elf)
+                && elf.has_what_was_removed()
+                // Last, because it takes all bytes.
+                && wanted.is_none_or(|wanted| checksum(&elf.file) == Some(wanted));
+            is_usable.then_some(elf)
         })
     }
 
@@ -128,7 +127,7 @@ impl ElfFile {
     /// Returns whether it has what strip(1) removes, and symbols that can be read, if it has any.
     fn has_what_was_removed(&self) -> bool {
         let symbols = self.symbols_of_this_file(SymbolTable::Static);
-        symbols.is_ok_and(|it| it.is_some() || self.has_debugging_information())
+        symbols.is_ok() && (self.has_symbols() || self.has_debugging_information())
     }
 
     fn debug_link(&self) -> Option<Link> {
@@ -178,8 +177,25 @@ fn open_regular(path: &Path) -> Option<File> {
     is_file.then(|| File::open(again).ok()).flatten()
 }
 
-/// Returns the CRC-32 of all bytes of a file; `None` if it cannot be read, or is longer than [`MAX_SUMMED`].
+/// Returns the CRC-32 of all bytes of a file; `None` if it cannot be read, or is longer than [`MAX_SUMMED`]. Of a file that many
+/// processes execute, it is computed once.
 fn checksum(file: &File) -> Option<u32> {
+    const MAX_KNOWN: usize = 256;
+    static KNOWN: Mutex<Vec<(FileVersion, u32)>> = Mutex::new(Vec::new());
+    let version = FileVersion::of(&file.metadata().ok()?);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, sum)) = known.iter().find(|(of, _)| *of == version) {
+        return Some(*sum);
+    }
+    let sum = sum_of(file)?;
+    if known.len() >= MAX_KNOWN {
+        known.clear();
+    }
+    known.push((version, sum));
+    Some(sum)
+}
+
+fn sum_of(file: &File) -> Option<u32> {
     if file.metadata().ok()?.len() > MAX_SUMMED {
         return None;
     }
@@ -329,6 +345,63 @@ int main(int argc, char **argv) {
         let found = elf.find_debug_file(&installed).unwrap();
         assert_eq!(found.path(), place);
         assert!(elf.find_debug_file(stripped.directory.path()).is_none());
+        let bytes = fs::read(&place).unwrap();
+        for len in [0, 10, 64, bytes.len() / 2, bytes.len() - 1] {
+            fs::write(&place, &bytes[..len]).unwrap();
+            assert!(elf.find_debug_file(&installed).is_none(), "{len}");
+        }
+        // Of another build, once with the same build-id, and once without what was removed.
+        let other = Stripped::new(&["-Wl,--build-id", "-fno-omit-frame-pointer"]);
+        let objcopy = |arguments: &[&str]| {
+            let mut objcopy = Command::new("objcopy");
+            run(objcopy.args(arguments).arg(&other.debug_file).arg(&place));
+        };
+        objcopy(&[]);
+        assert!(elf.find_debug_file(&installed).is_none());
+        let id = stripped.directory.file("build-id");
+        let note = format!(".note.gnu.build-id={}", id.display());
+        let copy = stripped.directory.file("copy");
+        let mut dump = Command::new("objcopy");
+        run(dump
+            .args(["--dump-section", &note])
+            .args([&stripped.program, &copy]));
+        objcopy(&["--update-section", &note]);
+        let same_id = ElfFile::open(&place).unwrap();
+        assert_eq!(same_id.build_id(), elf.build_id());
+        assert!(!elf.has_code_of(&same_id) && elf.find_debug_file(&installed).is_none());
+        fs::write(&place, fs::read(&stripped.program).unwrap()).unwrap();
+        assert!(elf.find_debug_file(&installed).is_none());
+    }
+
+    #[test]
+    fn names_stay_if_the_debug_file_has_lines_only() {
+        let stripped = Stripped::new(&["-Wl,--build-id=none"]);
+        let named = stripped.hidden().unwrap();
+        // As eu-strip writes them: the symbols stay in the program.
+        let directory = Scratch::new();
+        let flags = ["-Wl,--build-id=none", "-g", "-O1"];
+        let whole = compile(&directory, "program.c", SOURCE, &flags);
+        let lines = directory.file("program.debug");
+        let mut objcopy = Command::new("objcopy");
+        run(objcopy.args(["--only-keep-debug"]).arg(&whole).arg(&lines));
+        let mut without_symbols = Command::new("objcopy");
+        run(without_symbols
+            .args(["--remove-section=.symtab"])
+            .arg(&lines));
+        run(Command::new("strip").arg("--strip-debug").arg(&whole));
+        let mut link = Command::new("objcopy");
+        let link = link.current_dir(directory.path());
+        run(link.arg("--add-gnu-debuglink=program.debug").arg("program"));
+        let elf = ElfFile::open(&whole).unwrap();
+        assert!(!std::ptr::eq(
+            elf.with_debugging_information(),
+            elf.with_symbols()
+        ));
+        let location = SourceMap::of(&elf).unwrap().locate(named.0);
+        assert_eq!(
+            (location.function.as_deref(), location.line),
+            (Some("hidden"), named.1)
+        );
     }
 
     #[test]

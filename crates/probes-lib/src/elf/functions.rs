@@ -669,8 +669,10 @@ impl FunctionSymbol {
         };
         let name = names.get(symbol.st_name..)?;
         let len = memchr::memchr(0, &name[..name.len().min(MAX_SYMBOL)])?;
-        // In `.symtab`, the linker appends the version: `realpath@@GLIBC_2.3`.
-        let len = memchr::memchr(b'@', &name[..len]).unwrap_or(len);
+        let len = match source {
+            NameSource::Symbol => without_version(&name[..len]).len(),
+            _ => len,
+        };
         if len == 0 {
             return None;
         }
@@ -701,6 +703,25 @@ impl FunctionSymbol {
             is_weak,
             self.place.len,
         )
+    }
+}
+
+/// Returns a symbol of `.symtab` without the version that the linker has appended to it: `realpath@@GLIBC_2.3`. Names of other
+/// languages than C may have an `@`, too: those that are no names of C stay whole.
+fn without_version(symbol: &[u8]) -> &[u8] {
+    let Some(at) = memchr::memchr(b'@', symbol) else {
+        return symbol;
+    };
+    let (name, version) = symbol.split_at(at);
+    let is_name = |part: &[u8]| {
+        let mut bytes = part.iter();
+        !part.is_empty() && bytes.all(|it| it.is_ascii_alphanumeric() || b"_.$".contains(it))
+    };
+    let version = version.strip_prefix(b"@@").unwrap_or(&version[1..]);
+    if is_name(name) && is_name(version) {
+        name
+    } else {
+        symbol
     }
 }
 

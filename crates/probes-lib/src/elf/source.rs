@@ -31,6 +31,8 @@ use crate::error::{Error, FileError, Result};
 pub struct SourceMap {
     /// `None` if the file has neither symbols nor lines.
     loaded: Option<Loaded>,
+    /// What has the symbols, if that is another file.
+    symbols: Option<Loaded>,
 }
 
 struct Loaded {
@@ -76,25 +78,18 @@ impl SourceMap {
     ///
     /// If the file cannot be read.
     pub(crate) fn of(elf: &ElfFile) -> Result<SourceMap> {
-        let elf = elf.with_sources();
-        let needed = [".symtab", ".debug_line", ".zdebug_line"];
-        // Most libraries have none of these: a process may have hundreds, and a copy keeps a file open.
-        if !needed.iter().any(|name| elf.has_section(name)) {
-            return Ok(SourceMap { loaded: None });
-        }
-        let unreadable = |source| {
-            let what = WHAT;
-            Error::of_file(elf.path(), FileError::Read { what, source })
+        let (with_lines, with_symbols) = (elf.with_debugging_information(), elf.with_symbols());
+        let symbols = if std::ptr::eq(with_lines, with_symbols) {
+            None
+        } else {
+            Loaded::of(with_symbols)?
         };
-        let copy = elf.debugging_information()?;
-        let path = format!("/proc/self/fd/{}", copy.file.as_raw_fd());
-        let loader = Loader::new(path);
-        let loader = loader.map_err(|error| unreadable(std::io::Error::other(error.to_string())));
-        let loaded = Some(Loaded {
-            loader: loader?,
-            copy,
-        });
-        Ok(SourceMap { loaded })
+        let loaded = match Loaded::of(with_lines) {
+            // The names are known without the separate debug file.
+            Err(_) if symbols.is_some() => None,
+            loaded => loaded?,
+        };
+        Ok(SourceMap { loaded, symbols })
     }
 
     /// Returns the files whose source lines no [`SourceMap`] has read so far, because the debugging information of all
@@ -112,7 +107,8 @@ impl SourceMap {
     /// Returns what the file says of the code at `address`.
     pub fn locate(&self, address: FileAddr) -> SourceLocation {
         // Without `.symtab`, the nearest dynamic symbol may be that of another function.
-        let loader = self.loader();
+        let loader = self.symbols.as_ref().map(|it| &it.loader);
+        let loader = loader.or(self.loader());
         let loader = loader.filter(|it| it.get_section_range(b".symtab").is_some());
         let function = loader.and_then(|it| it.find_symbol(address.0));
         let (file, line) = self.line(address);
@@ -152,6 +148,29 @@ impl SourceMap {
 
     fn loader(&self) -> Option<&Loader> {
         self.loaded.as_ref().map(|it| &it.loader)
+    }
+}
+
+impl Loaded {
+    /// Loads a file; `None` if it has neither symbols nor lines.
+    fn of(elf: &ElfFile) -> Result<Option<Loaded>> {
+        let needed = [".symtab", ".debug_line", ".zdebug_line"];
+        // Most libraries have none of these: a process may have hundreds, and a copy keeps a file open.
+        if !needed.iter().any(|name| elf.has_section(name)) {
+            return Ok(None);
+        }
+        let unreadable = |source| {
+            let what = WHAT;
+            Error::of_file(elf.path(), FileError::Read { what, source })
+        };
+        let copy = elf.debugging_information()?;
+        let path = format!("/proc/self/fd/{}", copy.file.as_raw_fd());
+        let loader = Loader::new(path);
+        let loader = loader.map_err(|error| unreadable(std::io::Error::other(error.to_string())));
+        Ok(Some(Loaded {
+            loader: loader?,
+            copy,
+        }))
     }
 }
 

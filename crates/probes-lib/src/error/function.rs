@@ -170,10 +170,10 @@ impl FunctionError {
                 } else {
                     ""
                 },
-                if *unnamed > 0 {
-                    format!("; {unnamed} functions of {file} have no name: it is stripped")
-                } else {
-                    String::new()
+                match unnamed {
+                    0 => String::new(),
+                    1 => format!("; 1 function of {file} has no name: it is stripped"),
+                    _ => format!("; {unnamed} functions of {file} have no name: it is stripped"),
                 },
                 unreadable_suffix(unreadable),
                 did_you_mean(near)

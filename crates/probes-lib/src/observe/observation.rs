@@ -473,9 +473,10 @@ impl Observation {
         self
     }
 
-    /// Makes each of the 16 rings that hits are recorded in hold as many bytes of records, or up to twice as many; at most 64 MiB,
-    /// and at least as many as without it: 1 or 2 MiB, 16 MiB with stacks. The hits of a burst are lost if they do not fit
-    /// into a ring before they are read. What a ring has held once takes memory in the process.
+    /// Makes each of the 16 rings that hits are recorded in take up to so many bytes, rounded up to a power of two, and more than half of that: at most 64 MiB,
+    /// and at least what they take without it, 1 or 2 MiB, or 16 MiB with stacks. The hits of a burst are lost if they do not
+    /// fit into a ring before they are read. The rings that are used take as much memory in the process, because each is filled to its
+    /// end before it is filled again.
     ///
     /// ```
     /// use probes_lib::{Observation, Selector};

@@ -688,7 +688,7 @@ fn warn(counts: RecordCounts, frequent: &[FrequentName], lost_words: &LostWords,
                 number_that_were(counts.lost_hits, "hit"),
                 most_frequent(frequent)
             ),
-            "record fewer functions or probes, or give bursts more room: -buffer 64; the time line has instants where they \
+            "record fewer functions or probes, or give bursts more room (-buffer, up to 64); the time line has instants where they \
              are missing",
         );
     }

@@ -187,6 +187,23 @@ fn stripped_files_still_have_parts() {
 }
 
 #[test]
+fn versions_are_no_part_of_names() {
+    for (symbol, name) in [
+        ("realpath@@GLIBC_2.3", "realpath"),
+        ("sigvec@GLIBC_2.2.5", "sigvec"),
+        ("plain", "plain"),
+        ("*Pool@Object#two:Int32", "*Pool@Object#two:Int32"),
+        ("@", "@"),
+        ("a@", "a@"),
+        ("a@@", "a@@"),
+        ("@b", "@b"),
+        ("a@b@c", "a@b@c"),
+    ] {
+        assert_eq!(without_version(symbol.as_bytes()), name.as_bytes());
+    }
+}
+
+#[test]
 fn aliases_are_names_of_one_function() {
     let libc = std::fs::read_to_string("/proc/self/maps").unwrap();
     let libc = libc
