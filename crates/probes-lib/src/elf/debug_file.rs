@@ -374,7 +374,7 @@ int main(int argc, char **argv) {
     }
 
     #[test]
-    fn names_stay_if_the_debug_file_has_lines_only() {
+    fn names_stay_beside_a_file_of_lines() {
         let stripped = Stripped::new(&["-Wl,--build-id=none"]);
         let named = stripped.hidden().unwrap();
         // As eu-strip writes them: the symbols stay in the program.
