@@ -370,7 +370,7 @@ fn waits_are_slices_with_their_stacks() {
 fn waits_of_a_started_program_are_recorded() {
     let scratch = Scratch::new();
     let file = scratch.file("waits.json");
-    let script = ["sh", "--", "-c", "sleep 0.3; exit 5"];
+    let script = ["sh", "--", "-c", "sleep 2; exit 5"];
     let mut command = command(["record", "-off-cpu", "-prog"]);
     command
         .arg(script[0])

@@ -189,7 +189,7 @@ fn new_threads_begin_in_clone() {
             assert!(is_known, "{thread}");
             new += usize::from(addresses(&thread).len() == 1);
         }
-        (new >= 20).then_some(())
+        (new >= 2).then_some(())
     });
 }
 

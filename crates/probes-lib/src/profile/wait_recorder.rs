@@ -67,9 +67,6 @@ impl WaitRecorder {
     /// ([`ProcessError::WaitsNotRecorded`]).
     pub fn of_process(pid: i32) -> Result<WaitRecorder> {
         let mut profiler = Profiler::of_process(pid, true)?;
-        // The names of these frames are looked up now: what has to be read for that takes long the first time, and waits
-        // would be over before they are looked at.
-        profiler.stacks.read(true)?;
         profiler.record(None)?;
         match &mut profiler.recorded {
             Some(recorded) => recorded.kept = Some(Vec::new()),
@@ -81,6 +78,9 @@ impl WaitRecorder {
                 ));
             }
         }
+        // The names of these frames are looked up now: what has to be read for that takes long the first time, and later
+        // waits would be over before they are looked at. If it fails, the first reading says why.
+        let _ = profiler.stacks.read(true);
         Ok(WaitRecorder {
             profiler,
             checked_at: Instant::now(),
