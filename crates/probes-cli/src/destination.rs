@@ -167,11 +167,12 @@ impl Destination {
     }
 
     /// The failure to write to it.
-    pub(crate) fn unwritten(&self, error: io::Error) -> Failure {
-        match self {
-            Destination::File(file) => Failure::OutputFile(file.file.path().to_owned(), error),
-            Destination::Stdout | Destination::Stderr => Failure::Output(error),
-        }
+    pub(crate) fn unwritten(&self, source: io::Error) -> Failure {
+        let file = match self {
+            Destination::File(file) => Some(file.file.path().to_owned()),
+            Destination::Stdout | Destination::Stderr => None,
+        };
+        Failure::Output { file, source }
     }
 
     /// Writes as many whole lines as fit into [`PIPE_BUF`] bytes, which a pipe that poll(2) reports as writable has room
@@ -228,7 +229,7 @@ impl Write for StandardOutput {
 /// answer would be lost.
 pub(crate) fn check_standard_output() -> Result<(), Failure> {
     let flags = fcntl(stdout(), FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
-    let failed = |errno: Errno| Err(Failure::Output(errno.into()));
+    let failed = |errno: Errno| Err(Failure::of_output(errno.into()));
     match flags {
         Ok(flags) if flags & OFlag::O_ACCMODE == OFlag::O_RDONLY => failed(Errno::EBADF),
         Ok(_) => Ok(()),
@@ -263,7 +264,7 @@ fn print_result_without_waiting(text: &str) -> Result<(), Failure> {
         if !is_writable(errors.as_fd()) {
             break;
         }
-        errors.write_all(piece).map_err(Failure::Output)?;
+        errors.write_all(piece).map_err(Failure::of_output)?;
     }
     Ok(())
 }

@@ -36,10 +36,11 @@ pub(crate) enum Failure {
     /// The processes could not be listed.
     Survey(Error),
     /// The output could not be written.
-    Output(io::Error),
-    /// The output could not be written to the file of -o. For programs, this is the same as [`Failure::Output`].
-    #[strum(serialize = "output")]
-    OutputFile(PathBuf, io::Error),
+    Output {
+        /// The file of -o, if it was to be written there.
+        file: Option<PathBuf>,
+        source: io::Error,
+    },
     /// What was asked for was done, but the output could not be written; the failure says why.
     DoneUnwritten(String, Box<Failure>),
     /// A temporary change could not be undone: why, and which command undoes it.
@@ -119,10 +120,16 @@ impl Failure {
         }
     }
 
+    /// The output could not be written, or not be made.
+    pub(crate) fn of_output(source: io::Error) -> Failure {
+        let file = None;
+        Failure::Output { file, source }
+    }
+
     /// A failure to write the output, after what was asked for was `done`.
     pub(crate) fn after_doing(self, done: &str) -> Failure {
         match self {
-            Failure::Output(_) | Failure::OutputFile(..) if !self.is_closed_pipe() => {
+            Failure::Output { .. } if !self.is_closed_pipe() => {
                 Failure::DoneUnwritten(done.to_owned(), Box::new(self))
             }
             failure => failure,
@@ -136,12 +143,7 @@ impl Failure {
 
     /// Whether the reader of the output has gone: it does not want the rest.
     pub(crate) fn is_closed_pipe(&self) -> bool {
-        match self {
-            Failure::Output(error) | Failure::OutputFile(_, error) => {
-                error.kind() == io::ErrorKind::BrokenPipe
-            }
-            _ => false,
-        }
+        matches!(self, Failure::Output { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }
 
     /// 2 for a usage error, otherwise 1.
@@ -236,8 +238,7 @@ impl Failure {
             Failure::Listen(address, error) => hint::of_listen(*address, error),
             Failure::Several { .. }
             | Failure::NotSet(_)
-            | Failure::Output(_)
-            | Failure::OutputFile(..)
+            | Failure::Output { .. }
             | Failure::DoneUnwritten(..)
             | Failure::WriteFile(..)
             | Failure::CutFile(..)
@@ -253,12 +254,12 @@ impl fmt::Display for Failure {
         match self {
             Failure::Usage(error) => error.fmt(f),
             Failure::Target(_, error) | Failure::Survey(error) => error.fmt(f),
-            Failure::Output(error) => {
-                write!(f, "cannot write the output: {}", reason(error))
-            }
-            Failure::OutputFile(path, error) => {
-                let (path, why) = (path.display(), reason(error));
-                write!(f, "cannot write the output to {path}: {why}")
+            Failure::Output { file, source } => {
+                f.write_str("cannot write the output")?;
+                if let Some(path) = file {
+                    write!(f, " to {}", path.display())?;
+                }
+                write!(f, ": {}", reason(source))
             }
             Failure::DoneUnwritten(done, unwritten) => write!(f, "{unwritten}; {done}"),
             Failure::Several {

@@ -63,7 +63,7 @@ impl InterruptibleOutput {
             output: output.clone(),
             signals,
             deadline: None,
-            terminal: terminal.map_err(Failure::Output)?,
+            terminal: terminal.map_err(Failure::of_output)?,
             output_was_read: true,
             rest: Vec::new(),
         })

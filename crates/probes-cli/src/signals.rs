@@ -33,6 +33,10 @@ const TERMINATION_SIGNALS: [Signal; 5] = [
 /// How long the tool may take to write the rest of its answer after a signal.
 const TIME_TO_FINISH: Duration = Duration::from_secs(1);
 
+/// The same if the tool then waits for a program that it has started: it misses the program's end only if nothing reads
+/// the answer, not because a disk is slow.
+const TIME_TO_FINISH_BEFORE_WAIT: Duration = Duration::from_secs(10);
+
 /// The longest single wait: a longer one is split.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 24);
 
@@ -52,17 +56,22 @@ pub(crate) struct TerminationSignals {
     was_interrupted: Cell<bool>,
 }
 
-/// Starts a thread that waits for one of these signals, and unblocks it [`TIME_TO_FINISH`] later, so that it ends the
-/// tool; not if there are newer [`TerminationSignals`] then. `number` is the value of [`MADE`] for these.
-fn end_later(pending: SignalFd, signals: SigSet, number: usize) -> io::Result<()> {
+/// Starts a thread that waits for one of these signals, and lets it end the tool [`TIME_TO_FINISH`] later; not if there
+/// are newer [`TerminationSignals`] then. A started program gets the signal first.
+fn end_later(signals: TerminationSignals) -> io::Result<()> {
     let end = move || {
-        let mut fds = [PollFd::new(pending.as_fd(), PollFlags::POLLIN)];
+        let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
         while poll(&mut fds, PollTimeout::NONE) == Err(Errno::EINTR) {}
-        thread::sleep(TIME_TO_FINISH);
-        if MADE.load(Ordering::SeqCst) == number {
-            // The signal is still pending. This cannot fail: the set holds valid signals.
-            let _ = signals.thread_unblock();
+        let before_wait = signals.program.map(|_| TIME_TO_FINISH_BEFORE_WAIT);
+        thread::sleep(before_wait.unwrap_or(TIME_TO_FINISH));
+        if MADE.load(Ordering::SeqCst) != signals.number {
+            return;
         }
+        if signals.program.is_some() {
+            signals.pass_on_and_keep();
+        }
+        // The signal is still pending. This cannot fail: the set holds valid signals.
+        let _ = signals.blocked.thread_unblock();
     };
     thread::Builder::new().spawn(end).map(drop)
 }
@@ -109,9 +118,23 @@ impl TerminationSignals {
         self.take_interrupt();
         let unblocked = self.blocked;
         standard_error::set_signals_blocked(false);
-        if self.was_interrupted.get() || end_later(self.pending, unblocked, self.number).is_err() {
+        if self.was_interrupted.get() || end_later(self).is_err() {
             // It cannot fail: the set holds valid signals.
             let _ = unblocked.thread_unblock();
+        }
+    }
+
+    /// Passes a pending signal on to the started program, and sends it to ourselves again.
+    fn pass_on_and_keep(&self) {
+        if let Ok(Some(signal)) = self.pending.read_signal() {
+            let signal = received(&signal);
+            if let Some(program) = self.program {
+                pass_on(&signal, program);
+            }
+            if let Ok(number) = Signal::try_from(signal.number) {
+                // A process may signal itself.
+                let _ = kill(getpid(), number);
+            }
         }
     }
 

@@ -88,6 +88,7 @@ mod observer;
 mod patch_plan;
 mod process;
 mod profile;
+mod regular_file;
 mod runtime_events;
 mod select;
 mod site;

@@ -32,7 +32,7 @@ pub(crate) mod translator;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::iter;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,6 +51,7 @@ use crate::error::{
 };
 use crate::process::status::Status;
 use crate::process::stop_time::StopTime;
+use crate::regular_file;
 use crate::sys::fault_point;
 
 /// Files of /proc report no length; none that is read whole here is larger than this.
@@ -235,10 +236,7 @@ impl Process {
     ) -> io::Result<Option<File>> {
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         let found = File::from(openat(self.dir()?, name, flags, Mode::empty())?);
-        if !found.metadata()?.is_file() {
-            return Err(Errno::EINVAL.into());
-        }
-        let file = File::open(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+        let file = regular_file::open_found(&found)?;
         Ok(wanted(&file)?.then_some(file))
     }
 

@@ -237,7 +237,7 @@ impl CountedStacks {
         let mut svg = Vec::new();
         let lines = lines.iter().map(|line| &**line);
         let drawn = flamegraph::from_lines(&mut options, lines, &mut svg);
-        drawn.map(|()| svg).map_err(Failure::Output)
+        drawn.map(|()| svg).map_err(Failure::of_output)
     }
 }
 

@@ -36,11 +36,11 @@ pub(super) struct JsonLines(Vec<u8>);
 
 impl JsonLines {
     pub(super) fn add(&mut self, object: &impl Serialize) -> Result<(), Failure> {
-        write_json(object, &mut self.0).map_err(Failure::Output)
+        write_json(object, &mut self.0).map_err(Failure::of_output)
     }
 
     pub(super) fn text(self) -> Result<String, Failure> {
-        String::from_utf8(self.0).map_err(|error| Failure::Output(io::Error::other(error)))
+        String::from_utf8(self.0).map_err(|error| Failure::of_output(io::Error::other(error)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! `gc` with programs that write no runtime events; the matrix has those that do.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -15,7 +16,7 @@ use test_support::{
 
 use crate::count_functions::start_observing;
 use crate::support::{
-    Directory, blocks_termination, command, object, run, run_command, run_with_input,
+    Directory, blocks_termination, command, full_pipe, object, run, run_command, run_with_input,
 };
 use crate::waits::TOOL;
 
@@ -412,6 +413,24 @@ fn signals_are_passed_on_to_started_programs() {
             assert_eq!(status.code(), Some(143), "{what} {flags}");
         }
     }
+}
+
+// promise: Launching programs: A signal to the tool is passed on to the program that it has started, even if the tool cannot write
+//    its answer
+#[test]
+fn program_gets_signals_though_nothing_reads_the_answer() {
+    let (_reader, writer) = full_pipe();
+    let mut gc = command(["gc", "-quiet", "-for", "20ms", "-prog"]);
+    let mut tool = Talker::spawn(gc.arg(program("calls")).stderr(writer));
+    assert!(tool.line().unwrap().starts_with("ready"));
+    eventually("a thread of the tool waits for signals", || {
+        let threads = fs::read_dir(format!("/proc/{}/task", tool.pid())).unwrap();
+        (blocks_termination(tool.pid()) && threads.count() == 2).then_some(())
+    });
+    kill(Pid::from_raw(tool.pid()), Signal::SIGTERM).unwrap();
+    // The program held this pipe as well.
+    assert_eq!(tool.line(), None);
+    assert_eq!(tool.guard().wait().signal(), Some(Signal::SIGTERM as i32));
 }
 
 // promise: Launching programs: Without /proc, no program is started that could not be read (3 commands)

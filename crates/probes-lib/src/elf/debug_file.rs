@@ -14,7 +14,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
@@ -27,6 +27,7 @@ use crate::elf::ElfFile;
 use crate::elf::file_version::FileVersion;
 use crate::elf::symbols::SymbolTable;
 use crate::numbers::u32_at;
+use crate::regular_file;
 
 /// The directory in which separate debug files are installed.
 const INSTALLED: &str = "/usr/lib/debug";
@@ -36,10 +37,6 @@ const MAX_LINK: usize = 1024;
 
 /// The longest file whose checksum is computed, which takes all its bytes.
 const MAX_SUMMED: u64 = 1 << 30;
-
-/// Sections that a separate debug file has and a stripped file has not.
-const DEBUGGING_INFORMATION: [&str; 4] =
-    [".debug_info", ".debug_line", ".zdebug_info", ".zdebug_line"];
 
 /// What `.gnu_debuglink` says.
 #[derive(Debug, PartialEq, Eq)]
@@ -76,7 +73,13 @@ impl ElfFile {
     }
 
     fn has_debugging_information(&self) -> bool {
-        let mut names = DEBUGGING_INFORMATION.iter();
+        let mut names = [".debug_info", ".zdebug_info"].into_iter();
+        self.has_lines() || names.any(|name| self.has_section(name))
+    }
+
+    /// Returns whether it has source lines itself.
+    pub(super) fn has_lines(&self) -> bool {
+        let mut names = [".debug_line", ".zdebug_line"].into_iter();
         names.any(|name| self.has_section(name))
     }
 
@@ -102,7 +105,7 @@ impl ElfFile {
         let by_id = by_id.map(|path| (path, None));
         let by_name = by_name.map(|(path, checksum)| (path, Some(checksum)));
         by_id.chain(by_name).find_map(|(path, wanted)| {
-            let elf = ElfFile::read(open_regular(&path)?, path).ok()?;
+            let elf = ElfFile::read(open_regular(&path).ok()?, path).ok()?;
             let is_usable = elf.build_id() == build_id
                 && self.has_code_of(&elf)
                 && elf.has_what_was_removed()
@@ -167,14 +170,11 @@ fn places_of(path: &Path, name: &OsStr, installed: &Path) -> Vec<PathBuf> {
     places
 }
 
-/// Opens a file for reading. If it is a device or a pipe, it is left alone: to open one may have an effect.
-fn open_regular(path: &Path) -> Option<File> {
+/// Opens a regular file for reading.
+fn open_regular(path: &Path) -> io::Result<File> {
     let mut options = File::options();
-    let found = options.read(true).custom_flags(libc::O_PATH).open(path);
-    let found = found.ok()?;
-    let is_file = found.metadata().ok()?.is_file();
-    let again = format!("/proc/self/fd/{}", found.as_raw_fd());
-    is_file.then(|| File::open(again).ok()).flatten()
+    let found = options.read(true).custom_flags(libc::O_PATH).open(path)?;
+    regular_file::open_found(&found)
 }
 
 /// Returns the CRC-32 of all bytes of a file; `None` if it cannot be read, or is longer than [`MAX_SUMMED`]. Of a file that many
@@ -182,7 +182,12 @@ fn open_regular(path: &Path) -> Option<File> {
 fn checksum(file: &File) -> Option<u32> {
     const MAX_KNOWN: usize = 256;
     static KNOWN: Mutex<Vec<(FileVersion, u32)>> = Mutex::new(Vec::new());
-    let version = FileVersion::of(&file.metadata().ok()?);
+    let metadata = file.metadata().ok()?;
+    if metadata.len() > MAX_SUMMED {
+        return None;
+    }
+    let version = FileVersion::of(&metadata);
+    // Locked while it is computed, so that two threads do not compute the same.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, sum)) = known.iter().find(|(of, _)| *of == version) {
         return Some(*sum);
@@ -196,9 +201,6 @@ fn checksum(file: &File) -> Option<u32> {
 }
 
 fn sum_of(file: &File) -> Option<u32> {
-    if file.metadata().ok()?.len() > MAX_SUMMED {
-        return None;
-    }
     let mut sum = Crc::new();
     let mut piece = vec![0; 1 << 16];
     let mut at = 0;
@@ -245,6 +247,11 @@ int main(int argc, char **argv) {
 
     impl Stripped {
         fn new(flags: &[&str]) -> Stripped {
+            Stripped::by(flags, &[], &[])
+        }
+
+        /// One that strip(1) strips with `kept`, and whose debug file is what `objcopy --only-keep-debug` makes with `removed`.
+        fn by(flags: &[&str], kept: &[&str], removed: &[&str]) -> Stripped {
             let directory = Scratch::new();
             let flags = [flags, &["-g", "-O1"]].concat();
             let program = compile(&directory, "program.c", SOURCE, &flags);
@@ -252,8 +259,9 @@ int main(int argc, char **argv) {
             let mut objcopy = Command::new("objcopy");
             run(objcopy
                 .arg("--only-keep-debug")
+                .args(removed)
                 .args([&program, &debug_file]));
-            run(Command::new("strip").arg(&program));
+            run(Command::new("strip").args(kept).arg(&program));
             let mut link = Command::new("objcopy");
             let link = link.current_dir(program.parent().unwrap());
             run(link.arg("--add-gnu-debuglink=program.debug").arg(&program));
@@ -375,33 +383,17 @@ int main(int argc, char **argv) {
 
     #[test]
     fn names_stay_beside_a_file_of_lines() {
-        let stripped = Stripped::new(&["-Wl,--build-id=none"]);
-        let named = stripped.hidden().unwrap();
+        let flags = ["-Wl,--build-id=none"];
+        let named = Stripped::new(&flags).hidden();
         // As eu-strip writes them: the symbols stay in the program.
-        let directory = Scratch::new();
-        let flags = ["-Wl,--build-id=none", "-g", "-O1"];
-        let whole = compile(&directory, "program.c", SOURCE, &flags);
-        let lines = directory.file("program.debug");
-        let mut objcopy = Command::new("objcopy");
-        run(objcopy.args(["--only-keep-debug"]).arg(&whole).arg(&lines));
-        let mut without_symbols = Command::new("objcopy");
-        run(without_symbols
-            .args(["--remove-section=.symtab"])
-            .arg(&lines));
-        run(Command::new("strip").arg("--strip-debug").arg(&whole));
-        let mut link = Command::new("objcopy");
-        let link = link.current_dir(directory.path());
-        run(link.arg("--add-gnu-debuglink=program.debug").arg("program"));
-        let elf = ElfFile::open(&whole).unwrap();
+        let stripped = Stripped::by(&flags, &["--strip-debug"], &["--remove-section=.symtab"]);
+        let elf = stripped.elf();
         assert!(!std::ptr::eq(
             elf.with_debugging_information(),
             elf.with_symbols()
         ));
-        let location = SourceMap::of(&elf).unwrap().locate(named.0);
-        assert_eq!(
-            (location.function.as_deref(), location.line),
-            (Some("hidden"), named.1)
-        );
+        assert!(named.is_some());
+        assert_eq!(stripped.hidden(), named);
     }
 
     #[test]

@@ -246,7 +246,7 @@ impl FunctionTable {
 
     pub(crate) fn of(elf: &ElfFile) -> Result<FunctionTable> {
         let mut table = FunctionTable::without_calls(elf)?;
-        let has_lines = elf.with_debugging_information().has_section(".debug_line");
+        let has_lines = elf.with_debugging_information().has_lines();
         if !has_lines || table.functions().any(|it| it.has_no_name()) {
             table.add_calls(frametables(elf));
         }

@@ -74,7 +74,7 @@ impl ProfileReport {
             }
             PictureKind::Speedscope => Ok(self.speedscope(title).into_bytes()),
             PictureKind::Svg => self.svg(title),
-            PictureKind::Pprof => pprof::encoded(&self.folded()).map_err(Failure::Output),
+            PictureKind::Pprof => pprof::encoded(&self.folded()).map_err(Failure::of_output),
         }
     }
 
@@ -92,7 +92,7 @@ impl ProfileReport {
         options.deterministic = true;
         let mut svg = Vec::new();
         let drawn = flamegraph::from_lines(&mut options, lines, &mut svg);
-        drawn.map(|()| svg).map_err(Failure::Output)
+        drawn.map(|()| svg).map_err(Failure::of_output)
     }
 
     /// The format of speedscope.app: <https://www.speedscope.app/file-format-schema.json>
