@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
+fn time(clock: ClockId) -> Duration {
+    clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
+}
+
 /// What a clock shows now, in nanoseconds.
 pub(crate) fn clock_now(clock: ClockId) -> u64 {
-    let now = clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
-    in_nanoseconds(now)
+    in_nanoseconds(time(clock))
 }
 
 /// What CLOCK_MONOTONIC shows now, in nanoseconds.
@@ -17,7 +20,7 @@ pub(crate) fn monotonic_now() -> u64 {
 
 /// How long the calling thread has run on processors.
 pub(crate) fn thread_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+    time(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
 /// A time in nanoseconds; `u64::MAX` if it is longer.

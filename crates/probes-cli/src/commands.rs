@@ -38,6 +38,7 @@ mod readings;
 mod record;
 mod redraw;
 mod report_file;
+mod seen_exec;
 mod serve;
 mod slow_pairs;
 mod stack;

@@ -10,7 +10,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use crate::messages::Messages;
 use crate::status_line;
 
-/// How often a line is written at most.
+/// The least time between two lines.
 const INTERVAL: Duration = Duration::from_millis(200);
 
 /// How long work goes on before it is shown; most work is done by then.
@@ -22,14 +22,14 @@ const DELAY: Duration = Duration::from_millis(500);
 /// next line, and clears only that one.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    written: Option<Instant>,
+    written_at: Option<Instant>,
 }
 
 impl Progress {
     /// `None` if standard error is no terminal, or messages are only errors (`-quiet`) or JSON.
     pub(crate) fn begin(messages: &Messages) -> Option<Progress> {
         let is_shown = messages.may_show_progress() && stderr().is_terminal();
-        is_shown.then_some(Progress { written: None })
+        is_shown.then_some(Progress { written_at: None })
     }
 
     /// Replaces the line, unless it is recent.
@@ -39,10 +39,10 @@ impl Progress {
 
     /// Same as [`Progress::update`]; the line is made only if it is needed.
     pub(crate) fn update_by(&mut self, line: impl FnOnce() -> String) {
-        if self.written.is_some_and(|it| it.elapsed() < INTERVAL) {
+        if self.written_at.is_some_and(|it| it.elapsed() < INTERVAL) {
             return;
         }
-        self.written = Some(Instant::now());
+        self.written_at = Some(Instant::now());
         status_line::replace(&line());
     }
 }
@@ -56,7 +56,8 @@ impl Drop for Progress {
 /// Work whose progress is unknown: a line says how long it has taken.
 #[derive(Debug)]
 pub(crate) struct LongWork {
-    is_done: Option<Sender<()>>,
+    /// Dropped to end the thread.
+    stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -64,13 +65,13 @@ impl LongWork {
     /// Shows how long it takes until this is dropped. `None` where nothing is shown.
     pub(crate) fn begin(what: String, messages: &Messages) -> Option<LongWork> {
         let mut progress = Progress::begin(messages)?;
-        let (is_done, done) = channel();
+        let (stop, stopped) = channel();
         let begun = Instant::now();
         // The new thread blocks signals: they are for the thread that works, which may have blocked them.
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
         let thread = Builder::new().spawn(move || {
             let mut wait = DELAY;
-            while let Err(RecvTimeoutError::Timeout) = done.recv_timeout(wait) {
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(wait) {
                 wait = INTERVAL;
                 let seconds = begun.elapsed().as_secs_f64();
                 progress.update(&format!("{what}: {seconds:.1} s"));
@@ -79,7 +80,7 @@ impl LongWork {
         // Cannot fail: this was the thread's mask before.
         let _ = before.thread_set_mask();
         Some(LongWork {
-            is_done: Some(is_done),
+            stop: Some(stop),
             // Without a thread, nothing is shown.
             thread: Some(thread.ok()?),
         })
@@ -88,7 +89,7 @@ impl LongWork {
 
 impl Drop for LongWork {
     fn drop(&mut self) {
-        drop(self.is_done.take());
+        drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             // The thread does not panic.
             let _ = thread.join();

@@ -8,6 +8,7 @@ mod debug_copy;
 mod debug_cost;
 mod debug_file;
 mod debug_units;
+mod entry_lines;
 pub(crate) mod file_version;
 pub(crate) mod functions;
 pub(crate) mod lines;
@@ -91,7 +92,7 @@ pub(crate) struct ElfFile {
     /// Looked up when it is first needed.
     interprets_bytecode: OnceLock<bool>,
     /// The same.
-    debug_file: OnceLock<Option<Box<ElfFile>>>,
+    debug_file: OnceLock<debug_file::Found>,
 }
 
 impl AsFd for ElfFile {

@@ -1,4 +1,4 @@
-//! [`Launch`]: starts a program with its probes set before its first instruction.
+//! [`Launch`]: starts a program whose probes are set before its entry.
 
 mod executable;
 mod set_up;
@@ -25,7 +25,8 @@ use crate::update::code_digest::CodeDigest;
 use crate::update::options::Options;
 use crate::update::report::Report;
 
-/// A program to be started with its probes set before any of its code runs.
+/// A program to be started with its probes set before its entry and, if its loader allows it, before the initialisers of its
+/// libraries.
 ///
 /// ```no_run
 /// use std::process::Command;

@@ -39,6 +39,7 @@ most hits first, with hits a second; with -sites,
 With -fn it counts calls of functions of any native program, with or without probes; probes are then
 counted only if -probe or -regexp selects some. A glob is for a whole name as `list -functions`
 shows it, such as 'Stdlib.List.*'; if there is a ( or <, a comma before a space is part of a name.
+Of functions of one name, a symbol selects one: camlCafe__fun_341, as perf and gdb show it.
 0xADDRESS is a function, or an instruction within one. FILE:LINE is where a source line begins; the
 end of the path is enough. What is named and cannot be counted is an error; what a glob with *, ? or
 [ matches and cannot be counted is left out, with a warning. Of more than 24 functions, those

@@ -566,7 +566,7 @@ fn warn_of_unknown_places(args: &Args, profile: &Profile, messages: &Messages) {
 fn warn_of_busy_processors(profile: &Profile, messages: &Messages) {
     let times = profile.times.unwrap_or_default();
     let is_sampled = matches!(profile.waits, WaitMethod::Sampled { .. });
-    if is_sampled && times.runnable * BUSY > times.running {
+    if is_sampled && times.runnable >= MIN_SAID && times.runnable * BUSY > times.running {
         let (runnable, running) = (times.runnable.as_secs_f64(), times.running.as_secs_f64());
         messages.warning(
             WarningKind::ProcessorsBusy,

@@ -17,6 +17,7 @@ use super::open_target::sources;
 use super::other_keys::warn_of_other_keys;
 use super::program_with_events::EventsDirectory;
 use super::reading_times::COUNTS_INTERVAL;
+use super::seen_exec::SeenExec;
 use super::slow_pairs::PendingSlowPairs;
 use super::step_failures::{StepFailures, report_failures};
 use super::trace_collector::CollectorReader;
@@ -114,6 +115,7 @@ struct ObservationPrinter<'l> {
     watching: HitPrinter,
     slow_pairs: PendingSlowPairs,
     warning: GapWarning,
+    seen_exec: SeenExec,
     begun: Instant,
 }
 
@@ -142,6 +144,7 @@ impl<'l> ObservationPrinter<'l> {
             watching: HitPrinter::new(hits, output.clone()),
             slow_pairs: PendingSlowPairs::new(output, None),
             warning: GapWarning::default(),
+            seen_exec: SeenExec::default(),
             begun,
         }
     }
@@ -150,7 +153,7 @@ impl<'l> ObservationPrinter<'l> {
     fn run(mut self, mut observer: Observer, waiter: &Waiter) -> Result<(), Failure> {
         let mut failures = StepFailures::default();
         let replaced = self.show_until_end(&mut observer, waiter, &mut failures);
-        let lasted = self.begun.elapsed();
+        let lasted = self.seen_exec.lasted(self.begun.elapsed());
         let (pid, messages) = (self.target.pid(), self.output.messages);
         // Also if another tool has taken over: it may have been killed, and have left something.
         let removed = waiter.trace(|| observer.remove());
@@ -307,6 +310,8 @@ impl<'l> ObservationPrinter<'l> {
             }
             checked = Instant::now();
             let check = waiter.trace(|| observer.check());
+            let of = (self.target.pid(), &self.output.messages);
+            self.seen_exec.note(&check, self.begun.elapsed(), of);
             self.warn(observer);
             if let Some(error) = check.err().filter(Error::is_replaced) {
                 return Some(error);

@@ -4,12 +4,16 @@ use std::fs;
 
 use probes_lib::{Denial, Error, ErrorKind, MemoryError, ProcessError, pids};
 
-use super::{ADD_CAPABILITY, NO_BYTECODE, NOT_LIVE};
+use super::{ADD_CAPABILITY, CommandTarget, NO_BYTECODE, NOT_LIVE};
 use crate::text::join_first_few;
 
-/// The hint about a process that is gone, or cannot be stopped. `is_attach`: whether the command is `attach`, whose
-/// -live neither stops the process nor uses ptrace.
-pub(super) fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool) -> Option<String> {
+/// The hint about a process that is gone, or cannot be stopped.
+pub(super) fn of_process(
+    kind: &ProcessError,
+    pid: Option<i32>,
+    target: &CommandTarget,
+) -> Option<String> {
+    let is_attach = target.is_attach();
     let hint = match kind {
         ProcessError::Denied { denial, .. } => return of_denial(denial, true, is_attach),
         ProcessError::NotFound => return Some(no_such_process(pid?)),
@@ -54,10 +58,14 @@ pub(super) fn of_process(kind: &ProcessError, pid: Option<i32>, is_attach: bool)
 }
 
 /// The hint about memory that cannot be changed.
-pub(super) fn of_memory(kind: &MemoryError, pid: Option<i32>, is_attach: bool) -> Option<String> {
+pub(super) fn of_memory(
+    kind: &MemoryError,
+    pid: Option<i32>,
+    target: &CommandTarget,
+) -> Option<String> {
     let hint = match kind {
         MemoryError::LiveRefused => NOT_LIVE,
-        MemoryError::GigaText if is_attach => {
+        MemoryError::GigaText if target.is_attach() => {
             "-gigatext changes it nevertheless: the process waits while a gigabyte is copied"
         }
         MemoryError::UnknownLoadBias { .. } => {
@@ -107,7 +115,7 @@ fn with_pid_inside(pid: i32) -> Vec<String> {
 }
 
 /// The hint about a process that may not be attached to. `was_running`: whether it was already running, and not started
-/// by us. `is_attach`: as for [`of_process`].
+/// by us. `is_attach`: see [`CommandTarget::is_attach`].
 pub(super) fn of_denial(denial: &Denial, was_running: bool, is_attach: bool) -> Option<String> {
     let or_live = if is_attach {
         "; or use -live, which does not use ptrace"
@@ -174,23 +182,16 @@ pub(crate) fn sudo_after(error: &Error) -> &'static str {
     }
 }
 
+/// Returns whether the first thing that the hint suggests is sudo.
 fn is_overcome_by_root(denial: &Denial) -> bool {
-    matches!(
-        denial,
-        Denial::Yama { scope: 0..=2 }
-            | Denial::OtherUser { .. }
-            | Denial::Hidden
-            | Denial::NotDumpable
-            | Denial::UnreadableProgram
-            | Denial::MorePrivileged
-    )
+    of_denial(denial, true, false).is_some_and(|hint| hint.starts_with("use sudo"))
 }
 
 #[cfg(test)]
 mod tests {
     use probes_lib::LaunchError;
 
-    use super::super::{CommandTarget, of};
+    use super::super::of;
     use super::*;
 
     /// Returns the message and the hint for an attach that was denied.

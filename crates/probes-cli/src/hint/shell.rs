@@ -2,16 +2,19 @@
 
 use std::fs;
 
+use crate::flags::program_of;
 use crate::text::join_first_few;
 
 const SHELLS: [&str; 6] = ["sh", "dash", "bash", "zsh", "fish", "busybox"];
 
 /// The hint if a process is a shell: which processes it has started. `None` if it is not a shell, or has started none.
 pub(super) fn with_children(pid: i32) -> Option<String> {
-    let shell = program(pid).filter(|it| SHELLS.contains(&it.as_str()))?;
+    let shell = program_of(pid)
+        .ok()
+        .filter(|it| SHELLS.contains(&it.as_str()))?;
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
     let described = children.split_ascii_whitespace().filter_map(|child| {
-        let program = program(child.parse().ok()?)?;
+        let program = program_of(child.parse().ok()?).ok()?;
         Some(format!("{program} (-pid {child})"))
     });
     let described: Vec<String> = described.collect();
@@ -19,10 +22,4 @@ pub(super) fn with_children(pid: i32) -> Option<String> {
     Some(format!(
         "process {pid} is a shell ({shell}); it has started {children}"
     ))
-}
-
-/// The name of the file that a process executes.
-fn program(pid: i32) -> Option<String> {
-    let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-    Some(path.file_name()?.to_string_lossy().into_owned())
 }

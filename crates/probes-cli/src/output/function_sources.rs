@@ -51,7 +51,7 @@ impl FunctionSources {
     /// The source line of the function, or of the instruction, at `address`; `None` if none are to be shown.
     pub(super) fn locate(&self, address: LiveAddr) -> Option<FunctionSource> {
         let (functions, maps) = self.0.as_ref()?;
-        let Ok((found, _)) = functions.at(address) else {
+        let Ok((found, offset)) = functions.at(address) else {
             return Some(FunctionSource::default());
         };
         let unknown = FunctionSource {
@@ -61,7 +61,11 @@ impl FunctionSources {
         let map = map_of(functions, maps, &found);
         let at = found.object.load_bias().map(|bias| bias.file(address));
         if let (Some(map), Some(at)) = (map, at) {
-            if let (Some(file), line) = map.line(at) {
+            let found = match offset {
+                0 => map.line_of_entry(at),
+                _ => map.line(at),
+            };
+            if let (Some(file), line) = found {
                 return Some(FunctionSource {
                     file: Some(file.to_owned()),
                     line,

@@ -235,7 +235,7 @@ impl<'f> Selected<'f> {
     fn location(&self, selected: &SelectedFunction<'f>) -> FunctionOrigin<'_> {
         let sources = self.sources.get(&(&raw const *selected.object));
         let (file, line) = match sources {
-            Some(sources) => sources.line(selected.function.address()),
+            Some(sources) => sources.line_of_entry(selected.function.address()),
             None => (None, None),
         };
         let call = selected.function.first_call();

@@ -46,7 +46,7 @@ impl<'t> HolderView<'t> {
         format!("  holder {pid} {state} {} {command}\n", self.amount)
     }
 
-    /// `4242`, `4243 (dead)`
+    /// `4242`, `4243 (dead)`, `? (dead)`: a dash before a parenthesis is hard to read.
     fn short(&self) -> String {
         let pid = self
             .pid

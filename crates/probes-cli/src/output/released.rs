@@ -14,12 +14,12 @@ use super::{plain, table};
 pub(crate) struct Released<'r> {
     version: u32,
     pid: i32,
-    /// Its pid in its own pid namespace.
+    /// The pid of the holder in its own pid namespace.
     holder: i32,
     command: &'r str,
     uid: u32,
     changed: Vec<ChangeView<'r>>,
-    /// Probes of which nothing was left to undo.
+    /// Probes for which nothing was left to undo.
     passed_over: &'r [String],
     /// Probes that stay held: something else is in their code, or another holder has disabled them.
     not_undone: &'r [String],

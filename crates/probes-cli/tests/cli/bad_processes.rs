@@ -97,7 +97,9 @@ fn thread_id_is_refused_with_its_process() {
 
 #[test]
 fn pid_of_a_shell_names_its_children() {
-    let mut shell = Command::new("bash");
+    let directory = Directory::new("shell");
+    let bash = directory.copy("/bin/bash".as_ref(), "bash");
+    let mut shell = Command::new(&bash);
     let shell = Talker::spawn(shell.args(["-c", "cat <&0 & wait"]));
     let pid = shell.pid();
     let child = eventually("it starts cat", || {
@@ -108,6 +110,9 @@ fn pid_of_a_shell_names_its_children() {
     refused(pid, "no OCaml probes in ", &hint);
     let error = run(&format!("count -fn Bakery.insert -pid {pid}")).failure();
     assert!(error.contains(&format!("hint: {hint}")), "{error}");
+    // As the upgrade of a package does.
+    fs::remove_file(&bash).unwrap();
+    refused(pid, "no OCaml probes in ", &hint);
 }
 
 #[test]

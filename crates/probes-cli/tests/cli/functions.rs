@@ -177,10 +177,12 @@ fn stripped_programs_have_names_of_debug_files() {
         let error = run_on("list -functions burst", &program).failure();
         let unnamed = "no function in program matches burst; ";
         assert!(error.contains(unnamed), "{error}");
-        assert!(
-            error.contains(" functions of program have no name: it is stripped"),
-            "{error}"
+        let debug_file = scratch.file("program.debug");
+        let why = format!(
+            " functions of program have no name: it is stripped, and {} cannot be used: it is of another build, ",
+            debug_file.display()
         );
+        assert!(error.contains(&why), "{error}");
     }
 }
 
@@ -232,6 +234,25 @@ fn name_that_is_asked_for_is_shown() {
     assert_eq!(shown("free"), "free");
     assert_eq!(shown("[c]free free"), "free");
     assert_eq!(shown("[f]ree cfree"), "cfree");
+}
+
+// promise: Functions: The symbol of a function selects that function alone, among those of one name
+#[test]
+fn symbols_select_one_of_several_functions() {
+    for file in program_forms("service") {
+        let listed = run_on("list -functions -json Service.*", &file).json();
+        let functions = listed["functions"].as_array().unwrap();
+        assert!(functions.len() > 3);
+        for function in functions {
+            let symbol = function["symbol"].as_str().unwrap();
+            assert!(symbol.starts_with("caml"), "{symbol}");
+            let alone = run_on(&format!("list -functions -json {symbol}"), &file).json();
+            assert_eq!(alone["functions"].as_array().unwrap(), &[function.clone()]);
+            // A glob is one of names.
+            let glob = format!("{}*", &symbol[..symbol.len() - 1]);
+            run_on(&format!("list -functions {glob}"), &file).failure();
+        }
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! `trace -count`, `-latency`, `-watch`: programs observed from their first instruction to their last.
 
+use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use test_support::tmux::Terminal;
-use test_support::{Scratch, fixture, fixture_forms, program, program_forms};
+use test_support::{Scratch, Talker, eventually, fixture, fixture_forms, program, program_forms};
 
 use crate::support::{Run, command, object, run_command, run_with_input};
 
@@ -43,6 +44,33 @@ fn hits_are_counted_from_first_to_last() {
         let enabled = trace(&file, "-count -enable-all", "");
         assert!(enabled.stdout != plain.stdout);
         assert_eq!(ends(&enabled.stderr), hits);
+    }
+}
+
+// promise: Observations: A started program that executes another one is observed until then, which a warning says (`trace`, `record`)
+#[test]
+fn exec_of_an_observed_program_is_told() {
+    let scratch = Scratch::new();
+    let errors = scratch.file("errors");
+    for file in fixture_forms("exec_self") {
+        for flags in ["trace -count", "trace -watch ping", "record -probe ping"] {
+            let mut tool = command(flags.split(' '));
+            if flags.starts_with("record") {
+                tool.arg("-o").arg(scratch.file("timeline.json"));
+            }
+            tool.arg("-prog").arg(&file);
+            let mut tool = Talker::spawn(tool.stderr(fs::File::create(&errors).unwrap()));
+            assert_eq!(tool.line().unwrap(), "ready");
+            assert_eq!(tool.ask("exec", "ready"), "ready");
+            eventually("the exec is seen", || {
+                let said = fs::read_to_string(&errors).unwrap();
+                let warning =
+                    "warning: the program has executed a new one, which is not observed: seen ";
+                said.contains(warning).then_some(())
+            });
+            tool.close_input();
+            assert!(tool.guard().wait().success(), "{flags}");
+        }
     }
 }
 

@@ -341,6 +341,20 @@ fn returns_as_json_have_results() {
 }
 
 #[test]
+fn returns_without_a_result_are_no_calls() {
+    for file in fixture_forms("passing") {
+        let mut target = Talker::start(&file);
+        let tool = start_observing("watch", "-json -results -args 0 -fn floats", target.pid());
+        target.ask("pass 1 2", "passed");
+        let answer = tool.end().answer();
+        let objects: Vec<Value> = answer.lines().map(object).collect();
+        let types: Vec<&Value> = objects.iter().map(|it| &it["type"]).collect();
+        assert_eq!(types, ["hit", "return", "hit", "return"]);
+        assert!(objects[1].get("result").is_none(), "{}", objects[1]);
+    }
+}
+
+#[test]
 fn calls_as_json_have_their_source() {
     for file in program_forms("shown") {
         let mut target = Talker::start(&file);

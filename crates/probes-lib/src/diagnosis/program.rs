@@ -8,7 +8,7 @@ use super::{Check, CheckKind, CheckResult, stale};
 use crate::elf::ElfFile;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
 use crate::error::{
-    Error, ErrorKind, MemoryPart, Operation, ProcessError, Result, RuntimeEventsError, number_of,
+    self, Error, ErrorKind, MemoryPart, Operation, ProcessError, RuntimeEventsError, number_of,
 };
 use crate::observe::install::installed::refuse_observed;
 use crate::process::Process;
@@ -117,16 +117,16 @@ fn of_files(process: &Process) -> Vec<Check> {
     vec![
         translated,
         bytecode,
-        symbols(FunctionTable::with_names_of(&elf)),
+        symbols(&elf),
         frametables(&elf),
         unwind_tables(&files),
         version,
     ]
 }
 
-fn symbols(table: Result<FunctionTable>) -> Check {
+fn symbols(elf: &ElfFile) -> Check {
     let kind = CheckKind::Symbols;
-    let counts = match table {
+    let counts = match FunctionTable::with_names_of(elf) {
         Ok(table) => table.name_counts(),
         Err(error) => return Check::error(kind, error),
     };
@@ -136,14 +136,23 @@ fn symbols(table: Result<FunctionTable>) -> Check {
         frametables,
         unnamed,
     } = counts;
+    let debug_file = elf.path_of_symbols();
+    let debug_file = debug_file.map_or(String::new(), |path| format!(" of {}", path.display()));
     let finding = format!(
-        "functions of the program by where their names are: {symbols} in .symtab, {dynamic} in .dynsym, {frametables} in frametables, \
+        "functions of the program by where their names are: {symbols} in .symtab{debug_file}, {dynamic} in .dynsym, {frametables} in frametables, \
          {unnamed} without a name"
     );
     if symbols > 0 {
         Check::pass(kind, finding)
     } else {
-        Check::fail(kind, format!("the program is stripped; {finding}"))
+        let unusable = elf.unusable_debug_file();
+        let unusable = unusable.map_or(String::new(), |path| {
+            format!(", and {}", error::unusable(path))
+        });
+        Check::fail(
+            kind,
+            format!("the program is stripped{unusable}; {finding}"),
+        )
     }
 }
 

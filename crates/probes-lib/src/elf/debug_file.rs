@@ -38,12 +38,30 @@ const MAX_LINK: usize = 1024;
 /// The longest file whose checksum is computed, which takes all its bytes.
 const MAX_SUMMED: u64 = 1 << 30;
 
+/// What was found where the separate debug file of a file may be.
+#[derive(Debug)]
+pub(super) enum Found {
+    Usable(Box<ElfFile>),
+    /// The first of the files that are there: it is of another build, damaged, or cannot be read.
+    Unusable(PathBuf),
+    Nothing,
+}
+
 /// What `.gnu_debuglink` says.
 #[derive(Debug, PartialEq, Eq)]
 struct Link {
     name: OsString,
     /// Of all bytes of the debug file: the CRC-32 of zlib.
     checksum: u32,
+}
+
+impl Found {
+    fn usable(&self) -> Option<&ElfFile> {
+        match self {
+            Found::Usable(elf) => Some(elf),
+            Found::Unusable(_) | Found::Nothing => None,
+        }
+    }
 }
 
 impl ElfFile {
@@ -83,13 +101,32 @@ impl ElfFile {
         names.any(|name| self.has_section(name))
     }
 
-    /// Returns the separate debug file, if there is one; looked for once.
-    fn debug_file(&self) -> Option<&ElfFile> {
-        let find = || self.find_debug_file(Path::new(INSTALLED)).map(Box::new);
-        self.debug_file.get_or_init(find).as_deref()
+    /// Returns the path of the separate debug file that has its symbols, if there is one.
+    pub(crate) fn path_of_symbols(&self) -> Option<&Path> {
+        let symbols = self.with_symbols();
+        (!std::ptr::eq(symbols, self)).then(|| symbols.path())
     }
 
-    fn find_debug_file(&self, installed: &Path) -> Option<ElfFile> {
+    /// Returns the path of a file that should be its separate debug file, and cannot be used.
+    pub(crate) fn unusable_debug_file(&self) -> Option<&Path> {
+        match self.found_debug_file() {
+            Found::Unusable(path) => Some(path),
+            Found::Usable(_) | Found::Nothing => None,
+        }
+    }
+
+    /// Returns the separate debug file, if there is one.
+    fn debug_file(&self) -> Option<&ElfFile> {
+        self.found_debug_file().usable()
+    }
+
+    /// Looks for the separate debug file, once.
+    fn found_debug_file(&self) -> &Found {
+        let find = || self.find_debug_file(Path::new(INSTALLED));
+        self.debug_file.get_or_init(find)
+    }
+
+    fn find_debug_file(&self, installed: &Path) -> Found {
         let build_id = self.build_id();
         let link = self.debug_link();
         let by_id = build_id.iter().map(|id| {
@@ -104,15 +141,29 @@ impl ElfFile {
         });
         let by_id = by_id.map(|path| (path, None));
         let by_name = by_name.map(|(path, checksum)| (path, Some(checksum)));
-        by_id.chain(by_name).find_map(|(path, wanted)| {
-            let elf = ElfFile::read(open_regular(&path).ok()?, path).ok()?;
-            let is_usable = elf.build_id() == build_id
-                && self.has_code_of(&elf)
-                && elf.has_what_was_removed()
-                // Last, because it takes all bytes.
-                && wanted.is_none_or(|wanted| checksum(&elf.file) == Some(wanted));
-            is_usable.then_some(elf)
-        })
+        let mut unusable = None;
+        for (path, wanted) in by_id.chain(by_name) {
+            let file = match open_regular(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Ok(file) if is_same(&file, &self.file) => continue,
+                file => file,
+            };
+            let elf = file
+                .ok()
+                .and_then(|it| ElfFile::read(it, path.clone()).ok());
+            let usable = elf.filter(|elf| {
+                elf.build_id() == build_id
+                    && self.has_code_of(elf)
+                    && elf.has_what_was_removed()
+                    // Last, because it takes all bytes.
+                    && wanted.is_none_or(|wanted| checksum(&elf.file) == Some(wanted))
+            });
+            match usable {
+                Some(elf) => return Found::Usable(Box::new(elf)),
+                None => unusable = unusable.or(Some(path)),
+            }
+        }
+        unusable.map_or(Found::Nothing, Found::Unusable)
     }
 
     /// Returns whether the sections with code, and the unwind tables, have the same places and lengths in another file.
@@ -175,6 +226,12 @@ fn open_regular(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     let found = options.read(true).custom_flags(libc::O_PATH).open(path)?;
     regular_file::open_found(&found)
+}
+
+fn is_same(one: &File, other: &File) -> bool {
+    let [one, other] = [one, other].map(|it| it.metadata().ok());
+    one.zip(other)
+        .is_some_and(|(one, other)| FileVersion::of(&one) == FileVersion::of(&other))
 }
 
 /// Returns the CRC-32 of all bytes of a file; `None` if it cannot be read, or is longer than [`MAX_SUMMED`]. Of a file that many
@@ -321,6 +378,12 @@ int main(int argc, char **argv) {
             let other = Stripped::new(&[flag, "-fno-inline", "-fno-omit-frame-pointer"]);
             fs::copy(&other.debug_file, &stripped.debug_file).unwrap();
             assert!(stripped.hidden().is_none(), "{flag}");
+            let elf = stripped.elf();
+            let unusable = Some(&*stripped.debug_file);
+            assert_eq!(
+                (elf.path_of_symbols(), elf.unusable_debug_file()),
+                (None, unusable)
+            );
             assert!(!stripped.elf().has_code_of(&other.elf()), "{flag}");
         }
     }
@@ -350,13 +413,18 @@ int main(int argc, char **argv) {
         fs::create_dir_all(&directory).unwrap();
         let place = directory.join(format!("{}.debug", &id[2..]));
         fs::rename(&stripped.debug_file, &place).unwrap();
-        let found = elf.find_debug_file(&installed).unwrap();
+        let found = elf.find_debug_file(&installed);
+        let found = found.usable().unwrap();
         assert_eq!(found.path(), place);
-        assert!(elf.find_debug_file(stripped.directory.path()).is_none());
+        assert!(
+            elf.find_debug_file(stripped.directory.path())
+                .usable()
+                .is_none()
+        );
         let bytes = fs::read(&place).unwrap();
         for len in [0, 10, 64, bytes.len() / 2, bytes.len() - 1] {
             fs::write(&place, &bytes[..len]).unwrap();
-            assert!(elf.find_debug_file(&installed).is_none(), "{len}");
+            assert!(elf.find_debug_file(&installed).usable().is_none(), "{len}");
         }
         // Of another build, once with the same build-id, and once without what was removed.
         let other = Stripped::new(&["-Wl,--build-id", "-fno-omit-frame-pointer"]);
@@ -365,7 +433,7 @@ int main(int argc, char **argv) {
             run(objcopy.args(arguments).arg(&other.debug_file).arg(&place));
         };
         objcopy(&[]);
-        assert!(elf.find_debug_file(&installed).is_none());
+        assert!(elf.find_debug_file(&installed).usable().is_none());
         let id = stripped.directory.file("build-id");
         let note = format!(".note.gnu.build-id={}", id.display());
         let copy = stripped.directory.file("copy");
@@ -376,9 +444,9 @@ int main(int argc, char **argv) {
         objcopy(&["--update-section", &note]);
         let same_id = ElfFile::open(&place).unwrap();
         assert_eq!(same_id.build_id(), elf.build_id());
-        assert!(!elf.has_code_of(&same_id) && elf.find_debug_file(&installed).is_none());
+        assert!(!elf.has_code_of(&same_id) && elf.find_debug_file(&installed).usable().is_none());
         fs::write(&place, fs::read(&stripped.program).unwrap()).unwrap();
-        assert!(elf.find_debug_file(&installed).is_none());
+        assert!(elf.find_debug_file(&installed).usable().is_none());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use gimli::{
     AttributeValue, Dwarf, DwarfSections, EndianSlice, FileEntry, IncompleteLineProgram,
-    LittleEndian, Section, SectionId, Unit,
+    LineProgramHeader, LittleEndian, Section, SectionId, Unit,
 };
 
 use crate::address::FileAddr;
@@ -16,7 +16,7 @@ const MAX_NAMES: usize = 1 << 20;
 
 /// The most bytes of paths of source files that are built. No program has so many; a hostile file may have long names that it uses for
 /// each of a million files.
-const MAX_PATHS: usize = 2 << 30;
+pub(super) const MAX_PATHS: usize = 2 << 30;
 
 /// The most places of one line that are found. No compiler makes so many.
 const MAX_PLACES: usize = 1 << 16;
@@ -124,26 +124,13 @@ impl LineSearch {
         program: &IncompleteLineProgram<DwarfBytes<'_>>,
     ) -> BTreeMap<u64, String> {
         let header = program.header();
-        let text = |value: AttributeValue<DwarfBytes<'_>>| {
-            let text = dwarf.attr_string(unit, value).ok()?;
-            Some(text.to_string_lossy().into_owned())
-        };
-        let path = |file: &FileEntry<DwarfBytes<'_>>| {
-            let directory = unit.comp_dir.as_ref().map(|it| it.to_string_lossy());
-            let mut path = directory.unwrap_or_default().into_owned();
-            // DWARF 5, 6.2.4: the first directory is that of the compilation.
-            if file.directory_index() != 0 {
-                push(&mut path, &file.directory(header).and_then(text)?);
-            }
-            push(&mut path, &text(file.path_name())?);
-            Some(normalised(&path))
-        };
         let first = u64::from(header.version() < 5);
         let mut files = BTreeMap::new();
         for (index, file) in (first..).zip(header.file_names()) {
-            let Some(path) = path(file) else {
+            let Some(path) = path_of(dwarf, unit, header, file) else {
                 continue;
             };
+            let path = normalised(&path);
             self.paths_left = self.paths_left.saturating_sub(path.len());
             if self.paths_left == 0 {
                 break;
@@ -219,6 +206,27 @@ impl LineSearch {
             *after = Some(after.map_or(line, |after| after.min(line)));
         }
     }
+}
+
+/// Returns the path of a source file, as it was given to the compiler.
+pub(super) fn path_of(
+    dwarf: &Dwarf<DwarfBytes<'_>>,
+    unit: &Unit<DwarfBytes<'_>>,
+    header: &LineProgramHeader<DwarfBytes<'_>>,
+    file: &FileEntry<DwarfBytes<'_>>,
+) -> Option<String> {
+    let text = |value: AttributeValue<DwarfBytes<'_>>| {
+        let text = dwarf.attr_string(unit, value).ok()?;
+        Some(text.to_string_lossy().into_owned())
+    };
+    let directory = unit.comp_dir.as_ref().map(|it| it.to_string_lossy());
+    let mut path = directory.unwrap_or_default().into_owned();
+    // DWARF 5, 6.2.4: the first directory is that of the compilation.
+    if file.directory_index() != 0 {
+        push(&mut path, &file.directory(header).and_then(text)?);
+    }
+    push(&mut path, &text(file.path_name())?);
+    Some(path)
 }
 
 /// Appends `part` to the path of a directory; an absolute `part` replaces it.

@@ -5,7 +5,7 @@
 
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use addr2line::Loader;
 
@@ -13,6 +13,7 @@ use crate::address::FileAddr;
 use crate::elf::ElfFile;
 use crate::elf::compression::WHAT;
 use crate::elf::debug_copy::{self, DebugCopy};
+use crate::elf::entry_lines::EntryLines;
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
@@ -33,6 +34,8 @@ pub struct SourceMap {
     loaded: Option<Loaded>,
     /// What has the symbols, if that is another file.
     symbols: Option<Loaded>,
+    /// Read when they are asked for.
+    entry_lines: OnceLock<EntryLines>,
 }
 
 struct Loaded {
@@ -89,7 +92,11 @@ impl SourceMap {
             Err(_) if symbols.is_some() => None,
             loaded => loaded?,
         };
-        Ok(SourceMap { loaded, symbols })
+        Ok(SourceMap {
+            loaded,
+            symbols,
+            entry_lines: OnceLock::new(),
+        })
     }
 
     /// Returns the files whose source lines no [`SourceMap`] has read so far, because the debugging information of all
@@ -126,6 +133,21 @@ impl SourceMap {
         let location = self.loader().map(|it| it.find_location(address.0));
         let location = location.and_then(|found| found.ok().flatten());
         location.map_or((None, None), |location| (location.file, location.line))
+    }
+
+    /// Same as [`SourceMap::line`], of the function that begins at `address`. Of one of OCaml, the line is in its own source file,
+    /// also if it begins with code of another file that was inlined.
+    pub fn line_of_entry(&self, address: FileAddr) -> (Option<&str>, Option<u32>) {
+        let read = || {
+            let copy = self.loaded.as_ref().map(|it| &it.copy);
+            let file = copy.and_then(|copy| copy.file.try_clone().ok());
+            let elf = file.and_then(|file| ElfFile::read(file, PathBuf::new()).ok());
+            elf.as_ref().map(EntryLines::of).unwrap_or_default()
+        };
+        match self.entry_lines.get_or_init(read).at(address) {
+            Some((file, line)) => (Some(file), Some(line)),
+            None => self.line(address),
+        }
     }
 
     /// Same as [`SourceMap::line`], but in the source of the function that contains the code. For code of another

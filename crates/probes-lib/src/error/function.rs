@@ -1,6 +1,6 @@
 //! What can be wrong with the functions that were asked for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::probe::{did_you_mean, file_name, unreadable_suffix};
 use super::refusal::Refusal;
@@ -37,6 +37,8 @@ pub enum FunctionError {
         libraries: usize,
         /// How many functions of the program have no name, because it is stripped.
         unnamed: usize,
+        /// A file that should be the program's separate debug file, and cannot be used.
+        unusable_debug_file: Option<PathBuf>,
         /// Files that are mapped and could not be read.
         unreadable: Vec<PathBuf>,
         /// Names that there are, nearest first.
@@ -144,6 +146,12 @@ pub enum FunctionError {
     },
 }
 
+/// Returns what is said of a separate debug file that is not used.
+pub(crate) fn unusable(debug_file: &Path) -> String {
+    let path = debug_file.display();
+    format!("{path} cannot be used: it is of another build, damaged, or not readable")
+}
+
 impl FunctionError {
     /// Returns the message about the file `subject`.
     pub(super) fn with_subject(&self, subject: &str) -> String {
@@ -155,10 +163,11 @@ impl FunctionError {
                 is_probe_site,
                 libraries,
                 unnamed,
+                unusable_debug_file,
                 unreadable,
                 near,
             } => format!(
-                "no function in {file}{}{} matches {glob}{}{}{}{}",
+                "no function in {file}{}{} matches {glob}{}{}{}{}{}",
                 if *runs_bytecode {
                     ", which runs OCaml bytecode,"
                 } else {
@@ -175,6 +184,9 @@ impl FunctionError {
                     1 => format!("; 1 function of {file} has no name: it is stripped"),
                     _ => format!("; {unnamed} functions of {file} have no name: it is stripped"),
                 },
+                unusable_debug_file
+                    .as_ref()
+                    .map_or(String::new(), |path| format!(", and {}", unusable(path))),
                 unreadable_suffix(unreadable),
                 did_you_mean(near)
             ),

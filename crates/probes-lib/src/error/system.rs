@@ -75,8 +75,8 @@ pub enum Operation {
     StopByFollower,
     /// To make one of its threads execute an injected call.
     InjectCall,
-    /// To stop it at its entry point, having started it.
-    StopAtEntry,
+    /// To run it, just started, up to where it is to be stopped.
+    ControlStart,
 }
 
 impl fmt::Display for Operation {
@@ -89,7 +89,7 @@ impl fmt::Display for Operation {
             Operation::ReadHolds => "read the records of holds on",
             Operation::StopByFollower => "ask the follower to stop",
             Operation::InjectCall => "inject a call into",
-            Operation::StopAtEntry => "stop at the entry point of",
+            Operation::ControlStart => "control the start of",
         })
     }
 }

@@ -1,6 +1,7 @@
 //! Selects functions, and places in functions, by names, patterns, addresses, source lines and USDT probes.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::address::{FileAddr, LiveAddr};
@@ -422,12 +423,15 @@ impl Functions {
             }
         }
         let executable = self.executable();
+        let unnamed = executable.map_or(0, FunctionObject::unnamed);
+        let debug_file = executable.and_then(|it| it.elf.unusable_debug_file());
         let kind = FunctionError::NoMatch {
             glob: glob.to_string(),
             runs_bytecode: executable.is_some_and(|it| it.elf.interprets_bytecode()),
             is_probe_site,
             libraries: self.library_count(),
-            unnamed: executable.map_or(0, FunctionObject::unnamed),
+            unnamed,
+            unusable_debug_file: debug_file.filter(|_| unnamed > 0).map(Path::to_owned),
             unreadable: self.unreadable.iter().map(|one| one.path.clone()).collect(),
             near,
         };
@@ -436,7 +440,7 @@ impl Functions {
 }
 
 /// Returns the index of the name by which a function is selected. This is the first name that a selector without
-/// wildcards gives, with the index of that selector; else the first name that a glob matches, with `None`. Sets
+/// wildcards gives, or its symbol, with the index of that selector; else the first name that a glob matches, with `None`. Sets
 /// `has_match` for each glob that matches a name.
 fn best_match(
     function: Function<'_>,
@@ -453,7 +457,9 @@ fn best_match(
             continue;
         };
         for ((selector, glob), has_match) in globs.iter().zip(&mut *has_match) {
-            if !glob.matches(&name.text) {
+            // As perf(1) and gdb(1) show it.
+            let is_symbol = glob.is_name() && glob.as_str().as_bytes() == symbol;
+            if !is_symbol && !glob.matches(&name.text) {
                 continue;
             }
             *has_match = true;

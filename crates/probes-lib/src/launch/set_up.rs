@@ -1,4 +1,5 @@
-//! Sets the probes of a program after its execve(2), before any of its code runs.
+//! Sets the probes of a program after its execve(2): before its entry and, if its loader allows it, before the
+//! initialisers of its libraries.
 //!
 //! ```text
 //! PTRACE_EVENT_EXEC            the kernel has mapped the program and its loader
@@ -28,7 +29,6 @@ use crate::trace::at_exec::AtExec;
 use crate::trace::run_to::NotReached;
 use crate::trace::stopped::Stopped;
 use crate::trace::tracer::Tracer;
-use crate::update::code_digest::CodeDigest;
 use crate::update::options::Options;
 use crate::update::patch::PatchOutcome;
 use crate::update::prepare::{StopMode, UpdateContext, UpdateRequest};
@@ -45,7 +45,7 @@ pub(super) struct SetUp<'s> {
     pub(super) allow_missing_names: bool,
 }
 
-/// A program whose probes are set, and which is stopped before any of its code.
+/// A program whose probes are set, and which is stopped before its entry.
 pub(super) struct Ready<'s> {
     pub(super) stopped: Stopped<'s>,
     pub(super) report: Report,
@@ -56,8 +56,8 @@ pub(super) struct Ready<'s> {
 }
 
 impl<'s> SetUp<'s> {
-    /// Sets the probes of the program, and leaves it stopped: at its exec, or, if it has libraries,
-    /// where its loader has mapped them.
+    /// Sets the probes of the program, and leaves it stopped: at its exec or, if it has a loader, where that has mapped
+    /// all libraries.
     ///
     /// # Errors
     ///
@@ -76,7 +76,7 @@ impl<'s> SetUp<'s> {
         let resolved = self.resolve()?;
         let report = self.set_probes(&resolved, memory, &stopped)?;
         if self.tracer.is_interrupted() {
-            // The signal may have reached only us, as a Ctrl-C before the child existed does: the program must not run.
+            // The signal may have reached only us, as with a Ctrl-C before the child existed: the program must not run.
             let program = self.program.to_owned();
             return Err(Error::of_program(&program, LaunchError::Interrupted));
         }
@@ -119,6 +119,7 @@ impl<'s> SetUp<'s> {
                 match dynamic_loader::has_loaded(process, memory) {
                     Some(true) => return Ok(stopped),
                     Some(false) => Some(self.at_exec.return_address(memory)?),
+                    // Not known: the next stop is the entry.
                     None => None,
                 }
             } else {
@@ -136,7 +137,7 @@ impl<'s> SetUp<'s> {
             NotReached::Failed(source) => Error::of_process(
                 pid,
                 SystemError::Call {
-                    operation: Operation::StopAtEntry,
+                    operation: Operation::ControlStart,
                     source,
                 },
             ),
@@ -171,23 +172,21 @@ impl<'s> SetUp<'s> {
             stop_mode: StopMode::Stopped,
             gigatext: self.options.gigatext,
         })?;
-        if !prepared.has_nothing_to_do() && prepared.carry_out(stopped)? == PatchOutcome::Outdated {
+        if prepared.has_nothing_to_do() {
+            return Ok(prepared.report(Duration::ZERO));
+        }
+        if prepared.carry_out(stopped)? == PatchOutcome::Outdated {
             return Err(Error::of_process(
                 process.pid(),
                 ProcessError::KeepsChanging,
             ));
         }
-        let digest = if prepared.has_nothing_to_do() {
-            CodeDigest::Unaffected
-        } else {
-            // The runtime has not started, and so has registered no code whose digest could be written.
-            context.digests(&resolved.choices).unwritten()
-        };
-        let report = Report {
-            code_digest: digest,
+        // The runtime has not started, and so has registered no code whose digest could be written.
+        let code_digest = context.digests(&resolved.choices).unwritten();
+        Ok(Report {
+            code_digest,
             ..prepared.report(Duration::ZERO)
-        };
-        Ok(report)
+        })
     }
 }
 

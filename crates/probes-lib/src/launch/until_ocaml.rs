@@ -128,7 +128,7 @@ impl<'s> Patched<'s> {
                 Err(Error::of_process(pid, LaunchError::Interrupted))
             }
             Err(NotReached::Failed(source)) => {
-                let (pid, operation) = (self.at_exec.process().pid(), Operation::StopAtEntry);
+                let (pid, operation) = (self.at_exec.process().pid(), Operation::ControlStart);
                 let kind = SystemError::Call { operation, source };
                 Err(Error::of_process(pid, kind))
             }

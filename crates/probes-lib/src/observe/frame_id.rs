@@ -14,7 +14,7 @@ use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
 use crate::process::program::{LiveSite, Program};
 
-/// What differs between two calls of a function that have not returned.
+/// The registers that differ between two active frames of a function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) enum FrameId {
     /// The stack pointer.

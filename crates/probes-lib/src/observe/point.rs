@@ -179,7 +179,7 @@ impl Point {
 
     /// Returns whether its patch may be written in steps, the opcode `cmp` first: only that of a
     /// site may.
-    pub(crate) fn is_written_in_steps(&self) -> bool {
+    pub(crate) fn may_be_written_in_steps(&self) -> bool {
         self.is_site()
     }
 
@@ -470,7 +470,7 @@ mod tests {
         let what = |point: Point| {
             (
                 point.is_site(),
-                point.is_written_in_steps(),
+                point.may_be_written_in_steps(),
                 point.is_exit(),
             )
         };

@@ -3,13 +3,13 @@
 use crate::address::FileAddr;
 use crate::site;
 
-/// Opcode and displacement of a near jump.
+/// Length of a near jump: opcode and displacement.
 pub(crate) const JUMP_LEN: u64 = site::JUMP_LEN as u64;
 
-/// Opcode and displacement of a short jump.
+/// Length of a short jump: opcode and displacement.
 pub(crate) const SHORT_LEN: u64 = 2;
 
-/// What is before a prefixed jump.
+/// How many bytes of the site stay before a prefixed jump.
 pub(crate) const PREFIX_LEN: u64 = 1;
 
 pub(crate) const SHORT_JMP: u8 = 0xeb;
@@ -22,7 +22,7 @@ pub(crate) const SHORT_JMP: u8 = 0xeb;
 ///                               that follows, which stays: the trampoline has to lie in a window
 /// short    eb d ──▶ e9 d d d d  to padding within 127 bytes, the island, and from there
 /// prefixed 48|e9 d d d d        after the first byte, which stays: a REX prefix does not matter to
-///                               a jump, and the patch before it may overwrite that byte
+///                               a jump, and the patch of the code before the site may overwrite that byte
 /// ```
 ///
 /// [`PatchPlanner::new`](crate::PatchPlanner::new) has an example.
@@ -46,6 +46,6 @@ pub enum Jump {
         /// Where the five bytes of the second jump are.
         island: FileAddr,
     },
-    /// Five bytes of our own, after the first byte of the place.
+    /// Five bytes of our own, after the first byte of the site.
     Prefixed,
 }

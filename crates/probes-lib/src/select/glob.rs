@@ -10,6 +10,7 @@ use crate::elf::mangling;
 
 /// A pattern that matches whole names: `*` stands for any characters, `?` for one, `[ab]` for one of these,
 /// `[!ab]` for any other one, `[a-c]` for one of a range; `\` before a character, not in brackets, takes it as it is.
+/// A name that is the same text matches, too: `f [clone .isra.0]`. The brackets of C++'s `operator[]` stand for themselves.
 ///
 /// ```
 /// let glob: probes_lib::Glob = "Stdlib.List.*".parse().unwrap();
@@ -52,7 +53,7 @@ pub enum BadGlob {
 impl Glob {
     /// Whether the whole of `name` matches.
     pub fn matches(&self, name: &str) -> bool {
-        self.regex.is_match(name)
+        name == self.text || self.regex.is_match(name)
     }
 
     /// Whether the name that a linker symbol stands for may match.
@@ -107,6 +108,9 @@ fn regex_of(glob: &str) -> Result<String, BadGlob> {
         match next {
             '*' => regex.push_str(".*"),
             '?' => regex.push('.'),
+            '[' if is_of_operator(&glob[..glob.len() - rest.as_str().len()], rest.as_str()) => {
+                push_literally('[', &mut regex);
+            }
             '[' => {
                 regex.push('[');
                 let mut inside = rest.clone();
@@ -130,6 +134,12 @@ fn regex_of(glob: &str) -> Result<String, BadGlob> {
         }
     }
     Ok(regex + r"\z")
+}
+
+/// Whether a text ends with the `[` of an operator of C++, which `rest` follows.
+fn is_of_operator(text: &str, rest: &str) -> bool {
+    let operators = ["operator[", "operator new[", "operator delete["];
+    rest.starts_with(']') && operators.iter().any(|operator| text.ends_with(operator))
 }
 
 /// Adds the characters of a class: single ones, and ranges such as `a-z`.
@@ -199,6 +209,17 @@ mod tests {
             ("x[+--]y", &["x,y", "x+y", "x-y"], &["x.y"]),
             ("x[a&&b~~-]", &["x&", "x~", "x-", "xa"], &["xc"]),
             ("*", &["", "a b\nc"], &[]),
+            (
+                "f(int) [clone .isra.0]",
+                &["f(int) [clone .isra.0]", "f(int) ."],
+                &["f(int)"],
+            ),
+            (
+                "V::operator[](*",
+                &["V::operator[](int) const"],
+                &["V::operator(int)"],
+            ),
+            ("operator new[](*)", &["operator new[](unsigned long)"], &[]),
         ] {
             let glob: Glob = glob.parse().unwrap();
             for name in matching {

@@ -22,6 +22,7 @@ use crate::commands::observation_messages::warn_of_still_mapped;
 use crate::commands::opened_events::OpenedEvents;
 use crate::commands::program_with_events::{AwaitedEvents, EventsDirectory, ProgramWithEvents};
 use crate::commands::reading_times::COUNTS_INTERVAL;
+use crate::commands::seen_exec::SeenExec;
 use crate::commands::started_program::StartedProgram;
 use crate::commands::step_failures::{StepFailures, report_failures};
 use crate::commands::uncounted::{
@@ -159,6 +160,7 @@ fn observed(
                 program,
                 awaited: directory.as_ref().map(AwaitedEvents::in_directory),
                 warning: GapWarning::default(),
+                seen_exec: SeenExec::default(),
                 begun: Instant::now(),
             };
             wait_and_record(launched, wait, |waiter| recorder.run(observer, waiter))
@@ -181,6 +183,7 @@ struct ProgramRecorder<'r> {
     /// Its runtime events, if they are recorded and could not be opened so far.
     awaited: Option<AwaitedEvents<'r>>,
     warning: GapWarning,
+    seen_exec: SeenExec,
     begun: Instant,
 }
 
@@ -255,6 +258,8 @@ impl ProgramRecorder<'_> {
             if at >= checked + COUNTS_INTERVAL {
                 checked = at;
                 let check = waiter.trace(|| observer.check());
+                let of = (self.pid, &self.output.messages);
+                self.seen_exec.note(&check, at, of);
                 self.warn(observer);
                 if let Some(error) = check.err().filter(probes_lib::Error::is_replaced) {
                     return Err(error);

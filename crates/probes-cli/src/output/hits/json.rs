@@ -20,10 +20,10 @@ pub(super) fn hit(
     stack: Option<&FoundStack>,
 ) -> Result<String, Failure> {
     let hit = HitFields::of(pid, event, location);
-    match (event.kind, event.arguments.first()) {
-        (EventKind::Return, Some(result)) => json(&Return {
+    match event.kind {
+        EventKind::Return => json(&Return {
             hit,
-            result: Argument::of(result),
+            result: event.arguments.first().map(Argument::of),
             stack,
         }),
         _ => json(&Hit {
@@ -60,7 +60,9 @@ struct Hit<'h> {
 struct Return<'h> {
     #[serde(flatten)]
     hit: HitFields<'h>,
-    result: Argument<'h>,
+    /// If it has one, and not in a floating-point register.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Argument<'h>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stack: Option<&'h FoundStack>,
 }

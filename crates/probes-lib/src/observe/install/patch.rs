@@ -1,7 +1,7 @@
 //! Writes the patches of points of a stopped process: opcode and displacement together.
 //!
-//! Patches in adjacent pages are made by two writes: one up to the end of the first page, and one of the pages after
-//! it. The part in each page is written as a whole or not at all, even if we are killed: the kernel copies as many
+//! Patches in adjacent pages are written together, by two writes: one up to the end of the first page, and one of the pages
+//! after it. The part in each page is written as a whole or not at all, even if we are killed: the kernel copies as many
 //! bytes as a page has at a time (`mem_rw` of fs/proc/base.c), and we may be killed between two of these copies. That
 //! is why the second write begins at a page boundary: otherwise its copies would end within pages, perhaps within an
 //! instruction. What was written is read back. The parts of a patch between breakpoints of other tools are one write
@@ -28,7 +28,7 @@ pub(crate) struct Patch {
     /// As many bytes as `before`.
     pub(crate) after: PatchBytes,
     /// Whether it may be written in steps, as that of a site.
-    pub(crate) is_written_in_steps: bool,
+    pub(crate) may_be_written_in_steps: bool,
     /// Whether another tool's breakpoint is before or after it. That tool may remove the breakpoint at any time, so
     /// the byte of the breakpoint must not be written together with those around it.
     pub(crate) is_beside_breakpoint: bool,
@@ -76,7 +76,7 @@ impl Patch {
 /// How many bytes ptrace writes at once.
 const WORD: u64 = 8;
 
-/// Writes all patches, or none. `before` is the memory as it is now; it may be a copy of it, which takes less time.
+/// Writes all patches, or none. `before` is the memory as it is now; or a copy, which is read faster.
 ///
 /// # Errors
 ///
@@ -128,13 +128,13 @@ fn write_sorted(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> R
         rest = others;
         let end = together.last().map_or(first.end(), |last| last.end());
         let range = first.at..end;
-        let written = if first.crosses(PAGE) && first.is_written_in_steps {
-            buffers
-                .build(memory, together, &range)
-                .and_then(|()| write_in_steps(memory, first))
-        } else {
-            write_together(memory, together, &range, &mut buffers)
-        };
+        let written = buffers.build(memory, together, &range).and_then(|()| {
+            if first.crosses(PAGE) && first.may_be_written_in_steps {
+                write_in_steps(memory, first)
+            } else {
+                write_together(memory, together, range.start, &buffers.written)
+            }
+        });
         written.map_err(|source| Error::of_write(pid, MemoryPart::Code, first.at, source))?;
         let is_as_written = buffers.are_in(memory, &range);
         let is_as_written = is_as_written
@@ -150,8 +150,8 @@ fn write_sorted(pid: i32, memory: &mut impl WriteMemory, patches: &[Patch]) -> R
     Ok(())
 }
 
-/// Returns how many of the first patches are made by one write: those in pages that follow each other. No page between
-/// them is without a patch: it would be copied for nothing.
+/// Returns how many of the first patches are written together ([`write_together`]): those in adjacent pages. No page
+/// between them is without a patch: it would be copied for nothing.
 fn count_together(patches: &[&Patch]) -> usize {
     let Some(first) = patches.first() else {
         return 0;
@@ -168,7 +168,7 @@ fn count_together(patches: &[&Patch]) -> usize {
     1 + patches.windows(2).take_while(is_adjacent).count()
 }
 
-/// How many pages are written at once. More need larger buffers, and save no time.
+/// How many pages are written together, at most. More need larger buffers, and save no time.
 const MAX_PAGES: u64 = 64;
 
 /// What is written, and what is read back.
@@ -204,23 +204,23 @@ impl Buffers {
     }
 }
 
-/// Writes the patches of adjacent pages, which lie in `range`, page by page if the kernel allows it.
+/// Writes the patches of adjacent pages, page by page if the kernel allows it. `written` are the bytes from `start` on
+/// with these patches.
 fn write_together(
     memory: &mut impl WriteMemory,
     patches: &[&Patch],
-    range: &Range<LiveAddr>,
-    buffers: &mut Buffers,
+    start: LiveAddr,
+    written: &[u8],
 ) -> io::Result<()> {
-    buffers.build(memory, patches, range)?;
-    let first_page = ((PAGE - range.start.0 % PAGE) as usize).min(buffers.written.len());
-    let (first, others) = buffers.written.split_at(first_page);
-    if memory.write_pages(range.start, first)? {
-        let others_at = range.start.plus(first_page as u64);
+    let first_page = ((PAGE - start.0 % PAGE) as usize).min(written.len());
+    let (first, others) = written.split_at(first_page);
+    if memory.write_pages(start, first)? {
+        let others_at = start.plus(first_page as u64);
         if others.is_empty() || memory.write_pages(others_at, others)? {
             return Ok(());
         }
     }
-    if !patches.iter().all(|patch| patch.is_written_in_steps) {
+    if !patches.iter().all(|patch| patch.may_be_written_in_steps) {
         let why = "this kernel lets code be written only word by word, so that jumps cannot be written as a whole";
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
@@ -303,6 +303,24 @@ mod tests {
         }
     }
 
+    fn patch(at: u64, before: &[u8], after: &[u8]) -> Patch {
+        Patch {
+            at: LiveAddr(at),
+            before: PatchBytes::of(before),
+            after: PatchBytes::of(after),
+            may_be_written_in_steps: false,
+            is_beside_breakpoint: false,
+        }
+    }
+
+    /// Returns the patch of a site that has this opcode.
+    fn site_patch(at: u64, opcode: u8) -> Patch {
+        Patch {
+            may_be_written_in_steps: true,
+            ..patch(at, &[opcode, 1, 2, 3, 4], &[CALL, 0x11, 0x12, 0x13, 0x14])
+        }
+    }
+
     /// Returns whether these bytes can be executed, and be restored by a tool that finds them.
     fn is_safe(patch: &Patch, found: [u8; PATCH_LEN]) -> bool {
         let mut both = patch.before.iter().zip(patch.after.iter()).zip(found);
@@ -312,16 +330,9 @@ mod tests {
 
     /// Patches sites, and checks all of them after each write.
     fn check(sites: &[u64], enabled: bool, is_by_words: bool) -> Steps {
-        let patches: Vec<Patch> = sites
-            .iter()
-            .map(|&site| Patch {
-                at: LiveAddr(site + 1),
-                before: PatchBytes::of(&[if enabled { CALL } else { CMP }, 1, 2, 3, 4]),
-                after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
-                is_written_in_steps: true,
-                is_beside_breakpoint: false,
-            })
-            .collect();
+        let opcode = if enabled { CALL } else { CMP };
+        let patches = sites.iter().map(|site| site_patch(site + 1, opcode));
+        let patches: Vec<Patch> = patches.collect();
         let mut bytes = vec![0x90; (PAGES * PAGE) as usize];
         for patch in &patches {
             let at = (patch.at.0 - START) as usize;
@@ -347,14 +358,7 @@ mod tests {
     /// Patches one site in each of two pages that do not follow each other, in memory where the writes with the numbers
     /// `writes` go wrong; returns the error's effect, and whether the memory is as it was.
     fn effect_of(writes: Range<usize>, fault: WriteFault) -> (Effect, bool) {
-        let patch = |at| Patch {
-            at: LiveAddr(at),
-            before: PatchBytes::of(&[CMP, 1, 2, 3, 4]),
-            after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
-            is_written_in_steps: true,
-            is_beside_breakpoint: false,
-        };
-        let patches = [patch(START), patch(START + 2 * PAGE)];
+        let patches = [START, START + 2 * PAGE].map(|at| site_patch(at, CMP));
         let mut before = SliceMemory::new([(START, vec![0x90; 3 * PAGE as usize])]);
         for patch in &patches {
             before.poke(patch.at, &patch.before);
@@ -381,13 +385,7 @@ mod tests {
     #[test]
     fn unexpected_bytes_are_not_overwritten() {
         let memory = SliceMemory::new([(START, vec![0x90; 5])]);
-        let patch = Patch {
-            at: LiveAddr(START),
-            before: PatchBytes::of(&[CMP; PATCH_LEN]),
-            after: PatchBytes::of(&[CALL; PATCH_LEN]),
-            is_written_in_steps: true,
-            is_beside_breakpoint: false,
-        };
+        let patch = site_patch(START, CMP);
         let mut found = memory.clone();
         let error = write_all(1, &mut found, &memory, &[patch]).unwrap_err();
         assert_eq!((error.effect(), found.writes), (Effect::Unspecified, 0));
@@ -396,13 +394,6 @@ mod tests {
 
     #[test]
     fn breakpoints_are_not_written_over() {
-        let patch = |before: &[u8]| Patch {
-            at: LiveAddr(START),
-            before: PatchBytes::of(before),
-            after: PatchBytes::of(&[1, 2, 3, 4, 5]),
-            is_written_in_steps: false,
-            is_beside_breakpoint: false,
-        };
         for (before, after) in [
             ([INT3, 0x12, 0x13, 0x14, 0x15], [INT3, 2, 3, 4, 5]),
             ([0xe9, 0x12, INT3, 0x14, INT3], [1, 2, INT3, 4, INT3]),
@@ -410,7 +401,7 @@ mod tests {
         ] {
             let mut memory = SliceMemory::new([(START, before.to_vec())]);
             let seen = memory.clone();
-            let parts = patch(&before).around_breakpoints();
+            let parts = patch(START, &before, &[1, 2, 3, 4, 5]).around_breakpoints();
             assert_eq!(count_together(&parts.iter().collect::<Vec<_>>()), 1);
             write_all(1, &mut memory, &seen, &parts).unwrap();
             assert_eq!(read_each(1, &memory, &[LiveAddr(START)]).unwrap(), [after]);
@@ -453,15 +444,9 @@ mod tests {
     //    patched (10 layouts)
     #[test]
     fn kill_between_copies_tears_no_instruction() {
-        let patch = |at: u64| Patch {
-            at: LiveAddr(at),
-            before: PatchBytes::of(&[1, 2, 3, 4, 5]),
-            after: PatchBytes::of(&[0xe9, 0x12, 0x13, 0x14, 0x15]),
-            is_written_in_steps: false,
-            is_beside_breakpoint: false,
-        };
+        let patch = |at| patch(at, &[1, 2, 3, 4, 5], &[0xe9, 0x12, 0x13, 0x14, 0x15]);
         for first in [START, START + 0x100] {
-            // So many bytes before the end of what is copied at once.
+            // The patches begin this many bytes before the ends of copies, if all pages were one write.
             for before in 0..PATCH_LEN as u64 {
                 let mut patches = vec![patch(first)];
                 patches.extend((1..PAGES - 1).map(|page| patch(first + page * PAGE - before)));
@@ -516,14 +501,8 @@ mod tests {
     }
 
     #[test]
-    fn patches_in_pages_that_follow_are_written_together() {
-        let patch = |at: u64| Patch {
-            at: LiveAddr(START + at),
-            before: PatchBytes::of(&[CMP, 1, 2, 3, 4]),
-            after: PatchBytes::of(&[CALL, 0x11, 0x12, 0x13, 0x14]),
-            is_written_in_steps: true,
-            is_beside_breakpoint: false,
-        };
+    fn patches_in_adjacent_pages_are_written_together() {
+        let patch = |at| site_patch(START + at, CMP);
         let together = |patches: Vec<Patch>| count_together(&patches.iter().collect::<Vec<_>>());
         let of = |places: &[u64]| together(places.iter().map(|at| patch(*at)).collect());
         assert_eq!((of(&[]), of(&[0]), of(&[0, 8, 16])), (0, 1, 3));
@@ -532,7 +511,7 @@ mod tests {
         assert_eq!(of(&[0, 8, 2 * PAGE]), 2);
         assert_eq!(of(&[0, PAGE - 2, PAGE + 8]), 1);
         assert_eq!(of(&[PAGE - 2, PAGE + 8]), 1);
-        // So many pages at once, and all patches of the last one.
+        // At most MAX_PAGES pages, with all patches of the last.
         let pages: Vec<u64> = (0..MAX_PAGES + 2).map(|page| page * PAGE).collect();
         assert_eq!(of(&pages) as u64, MAX_PAGES);
         let mut more = pages[..MAX_PAGES as usize].to_vec();
@@ -547,14 +526,7 @@ mod tests {
 
     #[test]
     fn reversed_patches_expect_what_was_written() {
-        let patch = Patch {
-            at: LiveAddr(START),
-            before: PatchBytes::of(&[1, 2]),
-            after: PatchBytes::of(&[3, 4]),
-            is_written_in_steps: false,
-            is_beside_breakpoint: false,
-        };
-        let reversed = patch.reverse();
+        let reversed = patch(START, &[1, 2], &[3, 4]).reverse();
         assert_eq!(
             (&reversed.before[..], &reversed.after[..]),
             (&[3, 4][..], &[1, 2][..])

@@ -56,7 +56,7 @@ impl PlannedPatches {
                     at: place.at,
                     before: point.unpatched(&place, enabled[index]),
                     after: place.after,
-                    is_written_in_steps: point.is_written_in_steps(),
+                    may_be_written_in_steps: point.may_be_written_in_steps(),
                     is_beside_breakpoint: false,
                 }
             }));

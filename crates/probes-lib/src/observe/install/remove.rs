@@ -563,7 +563,7 @@ fn restoring_patches(
                 at: found.place.at,
                 before: found.found,
                 after: point.unpatched(&found.place, tails[found.point] == JMP),
-                is_written_in_steps: point.is_written_in_steps(),
+                may_be_written_in_steps: point.may_be_written_in_steps(),
                 is_beside_breakpoint: false,
             };
             if found.is_under_breakpoint {

@@ -41,8 +41,8 @@ pub struct KeyedCounts {
     untyped: u64,
 }
 
-/// The table of keys as it was in a process. A process is read often, in case it exits, and most readings are not
-/// shown.
+/// The table of keys as it was in a process. It is decoded only when it is shown: a process is read often, in case it
+/// exits.
 #[derive(Clone)]
 pub(super) struct KeyTable {
     slots: Vec<u8>,
@@ -50,13 +50,13 @@ pub(super) struct KeyTable {
     format: KeyFormat,
 }
 
-/// How many hits had a key.
+/// A key, and how many hits had it.
 ///
 /// [`KeyedCounts`] has an example.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyedCount {
-    /// What each expression was.
+    /// The value of each expression.
     pub key: Vec<Key>,
     /// How many hits there were.
     pub hits: u64,
@@ -296,21 +296,22 @@ fn key(slot: &[u8], format: &KeyFormat) -> Option<Vec<Key>> {
     parts.collect()
 }
 
-/// Returns the string in a slot ([`text`]). Of a long one of OCaml, the last word is not in the slot.
-fn string(many: u64, words: &[u8]) -> Key {
+/// Returns the string in a slot, from its first word ([`text`]) and the words after it. Of a long one of OCaml, the last
+/// word is not in the slot.
+fn string(length: u64, words: &[u8]) -> Key {
     let mut bytes = words.to_vec();
-    if let Some(len) = many.checked_sub(text::OF_C) {
+    if let Some(len) = length.checked_sub(text::OF_C) {
         bytes.truncate(len.min(text::MAX_READ) as usize);
         let is_whole = len <= text::MAX_READ;
         return Key::Text { bytes, is_whole };
     }
-    if many <= text::WORDS {
-        bytes.truncate(8 * many as usize);
+    if length <= text::WORDS {
+        bytes.truncate(8 * length as usize);
         bytes.truncate(string_in(&bytes).map_or(0, <[u8]>::len));
     }
     Key::Text {
         bytes,
-        is_whole: many <= text::WHOLE,
+        is_whole: length <= text::WHOLE,
     }
 }
 

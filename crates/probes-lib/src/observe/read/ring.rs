@@ -34,6 +34,8 @@ pub(crate) type Heads = [u64; GROUPS];
 pub(crate) struct Rings {
     pub(crate) shared: LiveAddr,
     layout: SharedLayout,
+    /// The record of each ring that is read next. A head only grows: one that is smaller has been overwritten by the
+    /// program.
     next: Heads,
     /// Since when the next record of a ring has been incomplete.
     waiting: [Option<Instant>; GROUPS],
@@ -48,7 +50,7 @@ pub(crate) struct Records {
     bytes: Vec<u8>,
     len: usize,
     record_len: usize,
-    /// If these are not in the order of their times: their times and indices.
+    /// Their times and indices in the order of time; empty if the records are in that order already.
     order: Vec<(u64, usize)>,
     /// How many were overwritten before they could be read, or never completed.
     pub(crate) dropped: u64,
@@ -71,8 +73,8 @@ impl Rings {
     ///
     /// # Errors
     ///
-    /// If a ring cannot be read. Unless `is_over`, the new records that were read before that are returned instead, if there
-    /// are any or some were dropped; then the next call fails.
+    /// If a ring cannot be read. Unless `is_over`, records that were read or dropped before that are returned first, and the
+    /// next call fails.
     pub(crate) fn read(
         &mut self,
         memory: &impl ReadMemory,
@@ -100,12 +102,10 @@ impl Rings {
         Ok(())
     }
 
-    /// Returns whether there are no new records with these heads, and none is awaited; `false` if nothing is recorded.
+    /// Returns whether these heads show no new record and none is incomplete; `false` if nothing is recorded.
     pub(crate) fn have_nothing_new(&self, heads: &Heads) -> bool {
-        let may_be_incomplete =
-            self.layout.record_len == 0 || self.waiting.iter().any(Option::is_some);
-        // A head that is smaller than before has been overwritten by the program.
-        !may_be_incomplete
+        self.layout.record_len > 0
+            && self.waiting.iter().all(Option::is_none)
             && heads
                 .iter()
                 .zip(&self.next)
@@ -126,7 +126,6 @@ impl Rings {
         while first < head && !self.has_memory_for((head - first) as usize, records) {
             first += (head - first).div_ceil(2);
         }
-        // A head only grows: one that is smaller has been overwritten by the program.
         while self.next[group] < head {
             let many = self.part((head - first) as usize);
             self.read_part(memory, (group, first, many), is_over, records)?;
@@ -155,45 +154,41 @@ impl Rings {
         let (room, next) = (self.layout.records(), self.next[group]);
         let head = self.copy_twice(memory, group, (first, many), records)?;
         let len = records.record_len;
-        let (once, again) = (&self.first_copy[..], &mut records.bytes[records.len..]);
-        // The head may be u64::MAX, so one more than it cannot be the end of a range.
+        let first_copy = &self.first_copy[..];
+        let second_copy = &mut records.bytes[records.len..];
+        // `first + index` is below the head that was read before, so adding one does not overflow.
         let has_number = |bytes: &[u8], index: usize| {
             word(&bytes[index * len..], record::NUMBER) == first + index as u64 + 1
         };
         let oldest = head.saturating_sub(room);
-        let gone = (oldest.max(first) - first).min(many as u64) as usize;
-        let (mut end, mut kept) = (0_usize, 0);
+        let (mut end, mut kept) = (first, 0);
         for index in 0..many {
-            let is_complete = has_number(once, index);
+            let is_complete = has_number(first_copy, index);
             if !is_complete && !is_over {
                 break;
             }
-            end += 1;
             // A record of an earlier round of the ring that was completed late may have overwritten it meanwhile.
-            if index >= gone && is_complete && has_number(again, index) {
+            if end >= oldest && is_complete && has_number(second_copy, index) {
                 if kept != index {
-                    again.copy_within(index * len..(index + 1) * len, kept * len);
+                    second_copy.copy_within(index * len..(index + 1) * len, kept * len);
                 }
                 kept += 1;
             }
+            end += 1;
         }
         records.len += kept * len;
-        let end_at = first + end as u64;
-        let first = first.max(oldest);
-        let mut after = end_at.max(first);
-        records.drop_records((end.saturating_sub(gone) - kept) as u64);
-        records.drop_records(first - next);
+        let mut after = end.max(oldest);
         self.waiting[group] = if after > next {
             None
         } else {
             self.waiting[group].or_else(|| Some(Instant::now()))
         };
         if self.waiting[group].is_some_and(|since| since.elapsed() > COMPLETION_TIMEOUT) {
-            records.drop_records(1);
             after += 1;
             // The next record may take as long.
             self.waiting[group] = None;
         }
+        records.drop_records(after - next - kept as u64);
         self.next[group] = after;
         Ok(())
     }
@@ -242,15 +237,15 @@ impl Rings {
         let start = ring.plus(HEADER_LEN);
         let at = first % room;
         let before_wrap = (room - at).min(many as u64) as usize * len;
-        let once = room_for(&mut self.first_copy, 0, many * len);
-        let again = room_for(&mut records.bytes, records.len, many * len);
+        let first_copy = room_for(&mut self.first_copy, 0, many * len);
+        let second_copy = room_for(&mut records.bytes, records.len, many * len);
         let mut head = [0; 8];
         let mut pieces = Vec::with_capacity(5);
-        for copy in [once, again] {
-            let (one, other) = copy.split_at_mut(before_wrap);
-            pieces.push((start.plus(at * len as u64), one));
-            if !other.is_empty() {
-                pieces.push((start, other));
+        for copy in [first_copy, second_copy] {
+            let (to_end, from_start) = copy.split_at_mut(before_wrap);
+            pieces.push((start.plus(at * len as u64), to_end));
+            if !from_start.is_empty() {
+                pieces.push((start, from_start));
             }
         }
         pieces.push((ring, &mut head[..]));
@@ -374,7 +369,7 @@ mod tests {
             Ok(())
         }
 
-        /// All heads are one read, and so are each copy that does not wrap around, and the head after both.
+        /// Changes are made after each piece longer than a head, and after the last piece.
         fn read_pieces(
             &self,
             pieces: &mut [(LiveAddr, &mut [u8])],
@@ -548,7 +543,8 @@ mod tests {
             hit(&mut memory.0.bytes.borrow_mut(), 0, 0);
         }
         let records = read(&mut rings, &memory, false).unwrap();
-        // Of each part, what was written while it was read twice is lost, as long as that are records of the part.
+        // The first part loses its four oldest records while it is read; what is overwritten while the second is read was
+        // read before.
         assert_eq!((records.count() as u64, records.dropped), (room - 4, 4));
     }
 

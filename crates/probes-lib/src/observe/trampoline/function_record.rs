@@ -1,16 +1,15 @@
-//! The code of a trampoline that writes a record of a watched call of a function into the ring of the thread's group.
+//! The code of a trampoline that writes a record of a watched call, exit or instruction of a function into the ring of
+//! the thread's group.
 //!
 //! ```text
-//! save registers; claim a record; write the arguments into it; write what they point to into it; restore registers
+//! save registers; filter; sample; claim a record; write the arguments, then what they point to; restore registers
 //! ```
 //!
-//! What a function of C is passed need not be an address, and if it is one, the memory there may have been unmapped a
-//! moment ago: `free` leaves the address of what it has unmapped in a register. So the kernel is asked before memory is
-//! read: rt_sigprocmask(2), called with the word as the new mask and with an invalid `how`, fails with `EFAULT` if the
-//! word cannot be read, else with `EINVAL`. No mask is changed. That takes about a tenth of a microsecond.
+//! What a function of C is passed need not be an address: the kernel is asked before memory is read
+//! (trampoline/readable.rs).
 //!
-//! Registers are saved in the MMX registers if the x87 unit is not in use; else on the stack, or under a lock
-//! (trampoline/saved.rs).
+//! Registers are saved in the MMX registers in OCaml code, and at an entry or an instruction of a function that does not
+//! use the x87 unit; elsewhere on the stack or under a lock (trampoline/saved.rs).
 
 use iced_x86::IcedError;
 use iced_x86::code_asm::{
@@ -36,7 +35,7 @@ use crate::observe::role::{
 };
 use crate::patch_plan::displaced::ExitKind;
 
-/// What the code refers to.
+/// What the code of watched and timed calls refers to.
 #[derive(Clone, Copy)]
 pub(super) struct RecordPointers {
     /// Where the address of the shared data is.
@@ -113,13 +112,15 @@ pub(super) fn code(
 
 /// Returns where registers are saved.
 fn save_area(what: RecordedEvent, function: WatchedFunction, mmx_is_free: bool) -> SaveArea {
-    match (what, function.part) {
-        _ if function.is_ocaml => SaveArea::Mmx,
+    if function.is_ocaml {
+        return SaveArea::Mmx;
+    }
+    match what {
         // A result may be in the x87 unit, even if the function does not use it itself.
-        (RecordedEvent::Exit(_), _) => SaveArea::StackOrLock,
-        _ if mmx_is_free => SaveArea::Mmx,
-        (RecordedEvent::Call, FunctionPart::Inside) => SaveArea::Lock,
-        (RecordedEvent::Call, _) => SaveArea::StackOrLock,
+        RecordedEvent::Exit(_) => SaveArea::StackOrLock,
+        RecordedEvent::Call if mmx_is_free => SaveArea::Mmx,
+        RecordedEvent::Call if function.part == FunctionPart::Inside => SaveArea::Lock,
+        RecordedEvent::Call => SaveArea::StackOrLock,
     }
 }
 
@@ -216,10 +217,9 @@ impl Arguments<'_> {
         a.mov(value, rdx)
     }
 
-    /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. What is
-    /// not static is read only if the record has text, for which the kernel may be asked. The address is computed again
-    /// before the operand is read: meanwhile, the record may have been overwritten. Uses all registers but rbx, rcx and
-    /// r8.
+    /// Emits the code that writes an operand in memory into the record, or its address if it cannot be read. One that is
+    /// not static is read only if words are shown as text: only then may the kernel be asked. The address is computed
+    /// again before the operand is read: meanwhile, the record may have been overwritten. Uses rax, rdx, rsi, rdi and r9.
     fn operand(
         &self,
         a: &mut CodeAssembler,
@@ -339,7 +339,7 @@ fn maybe_block(
     a.jne(over)?;
     unless_table_and_kernel_allow(a, -8, context, over)?;
     record::block_header(a, index, context.layout, over)?;
-    // All words that a record holds are asked for, however long the block is.
+    // The first and the last word that a record has room for are checked, however short the block is.
     unless_table_and_kernel_allow(a, last, context, over)?;
     unless_table_and_kernel_allow(a, 0, context, over)?;
     a.mov(rax, header)?;
@@ -363,7 +363,7 @@ fn copy_words(a: &mut CodeAssembler, index: u64, layout: SharedLayout) -> Result
 }
 
 /// Emits a jump to `otherwise` unless the word at rdx + `offset` may be read: the table of pages and the kernel
-/// both say so. Uses all registers but rbx, rcx, rdx and r8.
+/// both say so. Uses rax, rsi, rdi and r9.
 fn unless_table_and_kernel_allow(
     a: &mut CodeAssembler,
     offset: i32,
