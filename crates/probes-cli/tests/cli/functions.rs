@@ -247,7 +247,10 @@ fn symbols_select_one_of_several_functions() {
             let symbol = function["symbol"].as_str().unwrap();
             assert!(symbol.starts_with("caml"), "{symbol}");
             let alone = run_on(&format!("list -functions -json {symbol}"), &file).json();
-            assert_eq!(alone["functions"].as_array().unwrap(), &[function.clone()]);
+            assert_eq!(
+                alone["functions"].as_array().unwrap(),
+                std::slice::from_ref(function)
+            );
             // A glob is one of names.
             let glob = format!("{}*", &symbol[..symbol.len() - 1]);
             run_on(&format!("list -functions {glob}"), &file).failure();
