@@ -4,7 +4,7 @@
 
 let handled = ref 0
 
-let now = Unix.gettimeofday
+let now = Own_clock.now
 
 let pause () =
   let until = now () +. 2e-5 in

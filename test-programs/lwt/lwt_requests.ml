@@ -6,7 +6,7 @@ open Lwt.Syntax
 
 let handled = ref 0
 
-let now = Unix.gettimeofday
+let now = Own_clock.now
 
 let text number = "request " ^ string_of_int number
 

@@ -9,7 +9,7 @@ type _ Effect.t += Suspend : unit Effect.t
 
 let handled = Atomic.make 0
 
-let now = Unix.gettimeofday
+let now = Own_clock.now
 
 let[@inline never] start number text =
   [%probe "start" (Atomic.incr handled) [@probe.args number, text]]

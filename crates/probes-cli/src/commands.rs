@@ -219,7 +219,7 @@ impl CommandKind {
     fn needs(self) -> &'static [Need] {
         use Need::{
             Events, Files, ListedFiles, Memory, Observe, Points, Probes, Processes, Samples,
-            Stacks, Start, Stop, StopOrReadLive, StopOrWriteLive, Times, Waits,
+            Stacks, Start, Stop, StopOrReadLive, StopOrWriteLive, Times, Waits, WaitsAlso,
         };
         match self {
             CommandKind::Trace => &[Start],
@@ -236,7 +236,7 @@ impl CommandKind {
             CommandKind::Stack => &[Files, Memory, Stacks, StopOrReadLive],
             CommandKind::Profile => &[Files, Memory, Stacks, StopOrReadLive, Waits, Samples],
             CommandKind::Observe => &[Files, Memory, Stop],
-            CommandKind::Record => &[Files, Memory, Stop, Observe, Points, Times],
+            CommandKind::Record => &[Files, Memory, Stop, Observe, Points, Times, WaitsAlso],
             CommandKind::Ps => &[Processes],
             CommandKind::Doctor
             | CommandKind::Completion

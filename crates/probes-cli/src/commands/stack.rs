@@ -6,6 +6,7 @@ use probes_lib::{StackReport, Stacks};
 
 use crate::failure::Failure;
 use crate::flags::{Checked, OneProcess, OutputFlags};
+use crate::hint::{self, CommandTarget};
 use crate::output::{ThreadStacks, WarningKind};
 use crate::text::number_of;
 
@@ -58,12 +59,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .unreadable()
         .map(|path| path.display().to_string())
         .collect();
-    warn(&report, args.live, &unreadable, output);
+    warn(pid, &report, args.live, &unreadable, output);
     Ok(())
 }
 
 /// Says which stacks are not what they should be, and why.
 fn warn(
+    pid: i32,
     report: &StackReport,
     is_live: bool,
     unreadable: &[String],
@@ -76,18 +78,22 @@ fn warn(
     let unread = count(&|thread| thread.end.is_none());
     if unread > 0 {
         let (why, remedy) = match &report.not_stopped {
-            Some(error) => (error.to_string(), "try again, or stop what traces it"),
+            Some(error) => {
+                let hint = hint::of(error, &CommandTarget::Process(pid));
+                let otherwise = || "try again, or stop what traces it".to_owned();
+                (error.to_string(), hint.unwrap_or_else(otherwise))
+            }
             None if is_live => (
                 "they were running, and -live stops nothing".to_owned(),
-                "without -live, they are stopped for about 50 us each",
+                "without -live, they are stopped for about 50 us each".to_owned(),
             ),
-            None => ("they have exited since".to_owned(), "try again"),
+            None => ("they have exited since".to_owned(), "try again".to_owned()),
         };
         let threads = number_of(unread, "thread");
         let text = format!("{threads} without frames: {why}");
         output
             .messages
-            .warning(WarningKind::UnreadStacks, &text, remedy);
+            .warning(WarningKind::UnreadStacks, &text, &remedy);
     }
     let cut = count(&|thread| thread.end.is_some() && !thread.is_complete());
     if cut > 0 {

@@ -1,6 +1,6 @@
 //! Hints about processes that cannot be observed, or not in the way that was asked for.
 
-use probes_lib::{ExpressionProblem, MemoryLimitKind, ObserveError, UnreadableFilter};
+use probes_lib::{ExpressionProblem, MemoryLimitKind, ObserveError, TscDenial, UnreadableFilter};
 
 use super::CommandTarget;
 
@@ -35,7 +35,7 @@ pub(super) fn of_observe(
             return of_limit(limit.kind, pid, target);
         }
         ObserveError::MemoryLocked { .. } => {
-            "ask for what needs less memory: `count`, then `latency`"
+            "ask for what needs less memory: `count` without -by, then `latency`"
         }
         ObserveError::NoCodeCave { .. } => {
             "link it dynamically to observe it; if it is started with OCAML_RUNTIME_EVENTS_START=1, `gc` reads the events of OCaml 5 without injecting calls"
@@ -45,8 +45,14 @@ pub(super) fn of_observe(
         }
         ObserveError::TooManyHistograms { .. } => "give globs that match fewer functions",
         ObserveError::Expression(bad) => return of_expression(bad.problem(), target),
-        ObserveError::SeccompStrict => "`attach` and `info` inject no system calls, and work",
-        ObserveError::TscDenied { .. } | ObserveError::NoInvariantTsc => "`count` needs no times",
+        ObserveError::SeccompStrict
+        | ObserveError::TscDenied {
+            denial: TscDenial::StrictSeccomp,
+            ..
+        } => "`attach` and `info` inject no system calls, and work",
+        ObserveError::TscDenied { .. } | ObserveError::NoInvariantTsc => {
+            "`count` needs no times, unless it counts by stack"
+        }
         ObserveError::NoControlBlock { .. } => {
             "`count` works if it is not asked for stacks or threads (-by stack, -by tid)"
         }
@@ -73,7 +79,7 @@ fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, target: &CommandTarget) -> 
         MemoryLimitKind::Data => ("--data", "-d"),
         MemoryLimitKind::Cgroup => {
             return Some(
-                "raise the limit (systemd: MemoryMax=, Docker: --memory), or ask for what needs less: `count`, then `latency`"
+                "raise the limit (systemd: MemoryMax=, Docker: --memory), or ask for what needs less: `count` without -by, then `latency`"
                     .to_owned(),
             );
         }
@@ -81,11 +87,11 @@ fn of_limit(kind: MemoryLimitKind, pid: Option<i32>, target: &CommandTarget) -> 
     };
     if let CommandTarget::Program(_) = target {
         return Some(format!(
-            "`ulimit {flag}` sets the limit; -count needs the least memory, then -latency"
+            "`ulimit {flag}` sets the limit; -count without -by needs the least memory, then -latency"
         ));
     }
     Some(format!(
-        "`prlimit --pid {} {option}=BYTES:` raises the limit; `count` needs the least memory, then `latency`",
+        "`prlimit --pid {} {option}=BYTES:` raises the limit; `count` without -by needs the least memory, then `latency`",
         pid?
     ))
 }
@@ -140,4 +146,58 @@ fn of_string(text: &str) -> Option<String> {
     Some(format!(
         "`count -by '{text}'` counts by strings; the length of a string of OCaml is `len({argument})`"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hint(kind: &ObserveError) -> String {
+        let pid = 4242;
+        of_observe(kind, Some(pid), &CommandTarget::Process(pid)).unwrap()
+    }
+
+    #[test]
+    fn hints_about_times_exclude_counts_by_stack() {
+        let denied = ObserveError::TscDenied {
+            tid: 4243,
+            denial: TscDenial::Prctl,
+        };
+        for kind in [denied, ObserveError::NoInvariantTsc] {
+            let expected = "`count` needs no times, unless it counts by stack";
+            assert_eq!(hint(&kind), expected);
+        }
+    }
+
+    #[test]
+    fn strict_mode_leaves_only_attach_and_info() {
+        let timed = ObserveError::TscDenied {
+            tid: 4243,
+            denial: TscDenial::StrictSeccomp,
+        };
+        assert_eq!(hint(&timed), hint(&ObserveError::SeccompStrict));
+        assert!(!hint(&timed).contains("count"));
+    }
+
+    #[test]
+    fn hints_about_memory_exclude_counts_by_key() {
+        let limits = [
+            MemoryLimitKind::AddressSpace,
+            MemoryLimitKind::Data,
+            MemoryLimitKind::Cgroup,
+        ];
+        let limited = limits.map(|kind| ObserveError::MemoryLimited {
+            needed: 2 << 20,
+            limit: probes_lib::MemoryLimit {
+                kind,
+                limit: 64 << 20,
+                used: 63 << 20,
+            },
+        });
+        let locked = ObserveError::MemoryLocked { needed: 2 << 20 };
+        for kind in limited.into_iter().chain([locked]) {
+            let hint = hint(&kind);
+            assert!(hint.contains("`count` without -by"), "{hint}");
+        }
+    }
 }

@@ -182,9 +182,17 @@ pub(crate) fn sudo_after(error: &Error) -> &'static str {
     }
 }
 
-/// Returns whether the first thing that the hint suggests is sudo.
+/// Returns whether root may do what was denied: [`of_denial`] then suggests sudo first.
 fn is_overcome_by_root(denial: &Denial) -> bool {
-    of_denial(denial, true, false).is_some_and(|hint| hint.starts_with("use sudo"))
+    matches!(
+        denial,
+        Denial::Yama { scope: 0..=2 }
+            | Denial::OtherUser { .. }
+            | Denial::Hidden
+            | Denial::NotDumpable
+            | Denial::UnreadableProgram
+            | Denial::MorePrivileged
+    )
 }
 
 #[cfg(test)]

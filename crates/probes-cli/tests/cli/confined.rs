@@ -232,7 +232,7 @@ fn locked_memory_is_not_filled() {
         let said = watched.failure();
         let why = "cannot be observed: it has locked its memory (mlockall), so that all of the ";
         assert!(said.contains(why), "{said}");
-        let hint = "; nothing was changed\nhint: ask for what needs less memory: `count`, then `latency`\n";
+        let hint = "; nothing was changed\nhint: ask for what needs less memory: `count` without -by, then `latency`\n";
         assert!(said.ends_with(hint), "{said}");
         assert!(image(pid) == before);
     } else {
@@ -606,7 +606,7 @@ fn process_that_proc_hides_is_named() {
 }
 
 /// The tool with these words, where /proc is empty.
-fn without_proc(line: &str) -> Command {
+pub(crate) fn without_proc(line: &str) -> Command {
     let mut unshare = Command::new("unshare");
     if !geteuid().is_root() {
         unshare.args(["--user", "--map-root-user"]);

@@ -10,6 +10,7 @@ use test_support::{
     program_forms,
 };
 
+use crate::confined::without_proc;
 use crate::support::{Directory, command, image, object, run, run_command, states};
 
 const TOOL: &str = env!("CARGO_BIN_EXE_ocaml-probes");
@@ -148,8 +149,49 @@ fn foreign_proc_says_nothing_of_this_tool() {
         let check = diagnosis.check(name);
         assert_ne!(check["result"], "fail", "{check}");
     }
+    for name in ["hidepid", "user_namespace"] {
+        let check = diagnosis.check(name);
+        assert_eq!(check["result"], "unknown", "{check}");
+    }
     let predicted = &diagnosis.list("commands")["list"];
     assert_eq!(predicted["result"], "limited", "{predicted}");
+}
+
+#[test]
+fn nothing_is_stated_where_proc_is_missing() {
+    let diagnosis = Diagnosis::of(run_command(&mut without_proc("doctor -json")));
+    assert_eq!(diagnosis.check("proc")["result"], "fail");
+    for name in ["hidepid", "capabilities", "user_namespace", "yama"] {
+        let check = diagnosis.check(name);
+        assert_eq!(check["result"], "unknown", "{check}");
+    }
+    let user = diagnosis.check("user")["finding"].to_string();
+    assert!(!user.contains("may observe"), "{user}");
+    // The clock source may show it.
+    let tsc = diagnosis.check("invariant_tsc");
+    assert_ne!(tsc["result"], "fail", "{tsc}");
+}
+
+#[test]
+fn waits_are_recorded_where_ptrace_is_forbidden() {
+    let target = Talker::start(&fixture("gen_ocaml_2.pie"));
+    let scratch = Scratch::new();
+    let file = scratch.file("waits.json");
+    let pid = target.pid().to_string();
+    let tool = |words: &[&str]| {
+        let mut tool = Command::new(fixture("without_ptrace.exe"));
+        run_command(tool.arg(TOOL).args(words).args(["-pid", &pid]))
+    };
+    let diagnosis = Diagnosis::of(tool(&["doctor", "-json"]));
+    let record = diagnosis.command("record");
+    let reason = record["reasons"][0].as_str().unwrap();
+    let is_predicted = reason.starts_with("with -off-cpu only: ");
+    let words = ["record", "-off-cpu", "-for", "10ms", "-o"];
+    let file = file.to_str().unwrap();
+    let recorded = tool(&[&words[..], &[file]].concat());
+    assert_eq!(recorded.code == Some(0), is_predicted, "{record}");
+    let expected = if is_predicted { "limited" } else { "fails" };
+    assert_eq!(record["result"], expected, "{record}");
 }
 
 #[test]

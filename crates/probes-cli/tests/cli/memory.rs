@@ -60,7 +60,9 @@ fn program_is_not_started_with_too_little_memory() {
         assert!(error.contains(why), "{error}");
         assert!(error.contains("; the program was not started\n"), "{error}");
         assert!(
-            error.contains("hint: `ulimit -v` sets the limit; -count needs the least memory"),
+            error.contains(
+                "hint: `ulimit -v` sets the limit; -count without -by needs the least memory"
+            ),
             "{error}"
         );
     }

@@ -55,7 +55,8 @@ fn flight_recorder_keeps_the_old_file() {
         let scratch = Scratch::new();
         let mut target = Talker::start(&program("calls"));
         let file = scratch.file(format);
-        for old in [Some("old"), None] {
+        // The latter are more than are kept.
+        for (old, rounds) in [(Some("old"), 300), (None, 200_000)] {
             let before = names_beside(&file);
             let _ = fs::remove_file(&file);
             if let Some(old) = old {
@@ -63,8 +64,9 @@ fn flight_recorder_keeps_the_old_file() {
             }
             let flags = ["-fn", "Calls.*", "-last", "1h", "-json"];
             let tool = started(limited_command(8, target.pid(), &flags, &file), "stopped ");
-            target.ask("run 1 300", "calls");
+            target.ask(&format!("run 1 {rounds}"), "calls");
             let done = tool.end();
+            assert!(!done.stderr.contains("only the last"), "{}", done.stderr);
             let expected = format!(
                 "cannot write {}: File too large; the file is as it was before",
                 file.display()

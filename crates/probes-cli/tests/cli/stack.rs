@@ -14,7 +14,7 @@ use test_support::{
 };
 
 use crate::stacks::{addresses, functions, read, read_when};
-use crate::support::run;
+use crate::support::{run, run_command};
 
 /// The threads that wait in `blocked.c`, and what each calls last.
 const BLOCKED: [(&str, &str); 7] = [
@@ -320,6 +320,19 @@ fn traced_process_has_stacks_of_blocked_threads() {
     assert!(said.stderr.contains("without frames"), "{}", said.stderr);
     assert!(said.stderr.contains("strace"), "{}", said.stderr);
     assert!(said.stdout.contains("frame 0x"), "{}", said.stdout);
+}
+
+#[test]
+fn unread_stacks_have_the_hint_of_the_error() {
+    let mut target = Talker::start(&fixture("blocked.pie"));
+    let pid = target.pid().to_string();
+    blocked(&mut target, "");
+    let mut stack = Command::new(fixture("without_ptrace.exe"));
+    let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+    let said = run_command(stack.args([tool, "stack", "-pid", &pid])).stderr;
+    assert!(said.contains("without frames"), "{said}");
+    let hint = "blocks ptrace\nhint: start the container with --cap-add=SYS_PTRACE\n";
+    assert!(said.contains(hint), "{said}");
 }
 
 // promise: Stacks: A first thread that has exited before the others has no stack, and does not wait (2 programs)

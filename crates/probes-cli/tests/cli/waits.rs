@@ -236,6 +236,13 @@ fn refused_records_are_replaced_by_samples() {
         tool.arg(&filter).args(["--", TOOL, command, "-pid", &pid]);
         tool
     };
+    let doctor = run_command(tool("doctor").args(["-format", "plain"])).stdout;
+    let record = doctor
+        .lines()
+        .find(|line| line.starts_with("command record limited "));
+    let is_said =
+        record.is_some_and(|it| it.contains("without -off-cpu only: perf_event_open is refused"));
+    assert!(is_said, "{doctor}");
     let refused = |flags: &[&str]| run_command(tool("profile").args(["-for", "500ms"]).args(flags));
     target.send("turns 20");
     let profile = refused(&["-json"]).json();

@@ -1,5 +1,7 @@
 //! Checks of this tool, its user, the kernel and the processor.
 
+use std::fs;
+
 use nix::unistd::geteuid;
 
 use super::{Check, CheckKind};
@@ -47,6 +49,9 @@ fn proc_directory() -> Check {
 
 fn hidepid() -> Check {
     let kind = CheckKind::Hidepid;
+    if check_proc().is_err() {
+        return Check::unknown(kind, "/proc does not show how it is mounted");
+    }
     let own_mounts = mounts::own();
     match mounts::hidepid(&own_mounts) {
         Some(mode) if !is_ptracer(&own_status()) => Check::fail(
@@ -63,12 +68,12 @@ fn hidepid() -> Check {
 fn user() -> Check {
     let uid = geteuid().as_raw();
     let name = user_name(uid);
-    let reach = if is_ptracer(&own_status()) {
-        "may observe and change the processes of all users"
-    } else {
-        "may observe and change the processes of the same user"
+    let reach = match read_own_status() {
+        Some(own) if is_ptracer(&own) => " may observe and change the processes of all users",
+        Some(_) => " may observe and change the processes of the same user",
+        None => "",
     };
-    Check::pass(CheckKind::User, format!("uid {uid} ({name}) {reach}"))
+    Check::pass(CheckKind::User, format!("uid {uid} ({name}){reach}"))
 }
 
 fn capabilities() -> Check {
@@ -97,6 +102,9 @@ fn capabilities() -> Check {
 }
 
 fn user_namespace() -> Check {
+    if check_proc().is_err() {
+        return Check::unknown(CheckKind::UserNamespace, "/proc does not show it");
+    }
     let finding = if is_initial_user_namespace() {
         "the initial one"
     } else {
@@ -109,6 +117,9 @@ fn yama() -> Check {
     let kind = CheckKind::Yama;
     let is_privileged = is_ptracer(&own_status());
     match yama_scope() {
+        None if !exists("/proc/sys/kernel") => {
+            Check::unknown(kind, "/proc does not show the settings of the kernel")
+        }
         None => Check::pass(kind, "this kernel has no Yama"),
         Some(0) => Check::pass(
             kind,
@@ -120,6 +131,10 @@ fn yama() -> Check {
         ),
         Some(scope) => Check::error(kind, denied(Denial::Yama { scope })),
     }
+}
+
+fn exists(path: &str) -> bool {
+    fs::exists(path).is_ok_and(|it| it)
 }
 
 fn own_filter() -> Check {
@@ -162,8 +177,10 @@ fn invariant_tsc() -> Check {
     let kind = CheckKind::InvariantTsc;
     if ticks::is_tsc_invariant() {
         Check::pass(kind, "the time stamp counter has one rate")
-    } else {
+    } else if exists("/proc/cpuinfo") {
         Check::error(kind, ObserveError::NoInvariantTsc)
+    } else {
+        Check::unknown(kind, "/proc does not show the processors")
     }
 }
 

@@ -160,6 +160,8 @@ mod tests {
     /// As OCaml writes it: the lines of a function, then that of its first instruction, which is of another file.
     const ASSEMBLY: &str = ".file 1 \"list.ml\"
 .file 2 \"cafe.ml\"
+.data
+caml_frametable: .quad 0
 .text
 .globl main, own
 main:

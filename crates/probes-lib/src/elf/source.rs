@@ -17,6 +17,9 @@ use crate::elf::entry_lines::EntryLines;
 use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
+/// Each file with OCaml code has one of these symbols: a program, or a plugin.
+const OCAML_SYMBOLS: [&str; 2] = ["caml_frametable", "caml_plugin_header"];
+
 /// The symbols and line table of one file.
 ///
 /// ```no_run
@@ -142,6 +145,9 @@ impl SourceMap {
             let copy = self.loaded.as_ref().map(|it| &it.copy);
             let file = copy.and_then(|copy| copy.file.try_clone().ok());
             let elf = file.and_then(|file| ElfFile::read(file, PathBuf::new()).ok());
+            // The debugging information of other languages may be large, and is not needed.
+            let elf =
+                elf.filter(|elf| OCAML_SYMBOLS.iter().any(|it| elf.data_symbol(it).is_some()));
             elf.as_ref().map(EntryLines::of).unwrap_or_default()
         };
         match self.entry_lines.get_or_init(read).at(address) {

@@ -40,6 +40,8 @@ pub(crate) enum Need {
     Stacks,
     /// To have the kernel record its waits.
     Waits,
+    /// To have the kernel record its waits; without that, the command records other things.
+    WaitsAlso,
     /// To have the kernel sample the threads that run.
     Samples,
 }
@@ -52,13 +54,20 @@ pub(super) fn answer(
 ) -> CommandAnswer {
     let found = Findings(diagnosis);
     let mut answer = CommandAnswer::of(command);
+    let records_waits = needs.contains(&Need::WaitsAlso);
     for need in needs {
-        found
-            .abilities(*need)
-            .into_iter()
-            .for_each(|it| answer.add(it));
+        let abilities = found.abilities(*need);
+        let fails = abilities.iter().any(|it| matches!(it, Ability::Fails(_)));
+        for ability in abilities {
+            answer.add(match ability {
+                Ability::Fails(why) if records_waits && found.may_record_waits_without(*need) => {
+                    Ability::Limited(format!("with -off-cpu only: {why}"))
+                }
+                ability => ability,
+            });
+        }
         // What comes next fails for the same reason, mostly.
-        if answer.fails() {
+        if fails {
             break;
         }
     }
@@ -115,6 +124,9 @@ impl Findings<'_> {
             Need::Times => vec![self.needed(CheckKind::InvariantTsc)],
             Need::Events => self.events(),
             Need::Waits => vec![self.limited(CheckKind::PerfEvents, "waits are sampled: ")],
+            Need::WaitsAlso => {
+                vec![self.limited(CheckKind::PerfEvents, "without -off-cpu only: ")]
+            }
             Need::Samples => vec![self.limited(
                 CheckKind::PerfSamples,
                 "threads that run are stopped for a moment, and much of a program that waits often is [not read]: ",
@@ -124,6 +136,14 @@ impl Findings<'_> {
                 self.limited(CheckKind::UnwindTables, "stacks are cut: "),
             ],
         }
+    }
+
+    /// Whether the waits of the process can be recorded though it lacks this. The kernel records them: the process is
+    /// neither stopped nor observed for that, but it has to be readable.
+    fn may_record_waits_without(&self, need: Need) -> bool {
+        let is_readable = !matches!(need, Need::Files | Need::Memory);
+        // Whether it can record those of an ancestor has not been tried.
+        is_readable && self.passes(CheckKind::PerfEvents) && self.passes(CheckKind::Ancestor)
     }
 
     /// The process is observed to switch them on, and where there are none, to time functions instead.

@@ -187,6 +187,7 @@ impl Sink {
     fn forget_unwritten(&mut self) {
         if self.file.is_cut() && self.file.len() == 0 {
             self.in_file = WrittenEvents::default();
+            self.last_written = self.last_written.map(|_| Duration::ZERO);
         }
     }
 

@@ -3,9 +3,10 @@
 //!
 //! Each request has a connection of its own. The length of a request, the time in which it has to arrive, the time that
 //! the whole connection may take, the number of connections, and the memory for the pages that they read are bounded. If
-//! there are too many connections, the oldest that has not sent its request is closed, or else the oldest that is reading its
-//! answer. Connections that were answered at the same time share a page. If there are too many pages, the oldest
-//! connections that read others than the latest are closed.
+//! there are too many connections, the oldest that should have sent its request by now is closed, or else the oldest
+//! that is reading its answer. Those that wait for an answer all get the same, and soon: far more of them are kept.
+//! Connections that were answered at the same time share a page. If there are too many pages, the oldest connections
+//! that read others than the latest are closed.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -13,7 +14,7 @@ use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -37,8 +38,14 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection may last, until its answer has been read.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many connections there may be at a time.
+/// How many connections there may be at a time, beside those that wait for an answer.
 const MAX_CONNECTIONS: usize = 64;
+
+/// The same, with those that wait for an answer.
+const MAX_WITH_WAITING: usize = 512;
+
+/// How long a request usually takes to arrive, at most.
+const USUAL_REQUEST_TIME: Duration = Duration::from_millis(250);
 
 /// How many bytes the pages have that connections read, unless it is one page. A page has 4 MB of 1,000 functions.
 const MAX_PAGE_BYTES: usize = 64 << 20;
@@ -88,6 +95,7 @@ struct PageId {
 
 struct Connection {
     number: u64,
+    begun: Instant,
     phase: ConnectionPhase,
     task: AbortHandle,
 }
@@ -104,13 +112,19 @@ impl Connections {
     /// Makes room for another one; returns whether there is, and whether one was closed for it.
     fn make_room(&mut self) -> (bool, bool) {
         self.each.retain(|it| !it.task.is_finished());
-        if self.each.len() < MAX_CONNECTIONS {
+        let is_waiting = |it: &Connection| it.phase == ConnectionPhase::Waiting;
+        let waiting = self.each.iter().filter(|it| is_waiting(it)).count();
+        if self.each.len() < MAX_WITH_WAITING && self.each.len() - waiting < MAX_CONNECTIONS {
             return (true, false);
         }
         let is_before = |it: &Connection| it.phase == ConnectionPhase::Request;
+        let is_late = |it: &Connection| is_before(it) && it.begun.elapsed() > USUAL_REQUEST_TIME;
         let is_after = |it: &Connection| matches!(it.phase, ConnectionPhase::Answer(_));
-        let closed = self.each.iter().position(is_before);
-        let closed = closed.or_else(|| self.each.iter().position(is_after));
+        let oldest = |is: &dyn Fn(&Connection) -> bool| self.each.iter().position(is);
+        let closed = oldest(&is_late);
+        let closed = closed
+            .or_else(|| oldest(&is_after))
+            .or_else(|| oldest(&is_before));
         // Otherwise all wait for an answer, which comes soon.
         if let Some(closed) = closed {
             self.each.remove(closed).task.abort();
@@ -223,6 +237,7 @@ impl Server {
             // No other task runs before it is there: this thread runs them all.
             held.each.push(Connection {
                 number,
+                begun: Instant::now(),
                 phase: ConnectionPhase::default(),
                 task: task.abort_handle(),
             });
@@ -360,6 +375,7 @@ mod tests {
         for number in 0..6 {
             connections.each.push(Connection {
                 number,
+                begun: Instant::now(),
                 phase: ConnectionPhase::Waiting,
                 task: waiting(),
             });
@@ -378,6 +394,50 @@ mod tests {
         assert_eq!(connections.begin_answer(5, large, 100), 3);
         let left: Vec<u64> = connections.each.iter().map(|it| it.number).collect();
         assert_eq!(left, [5]);
+    }
+
+    #[test]
+    fn newcomers_have_room_beside_waiting_connections() {
+        let runtime = runtime::Builder::new_current_thread().build().unwrap();
+        let mut connections = Connections::default();
+        let long_ago = Instant::now().checked_sub(2 * USUAL_REQUEST_TIME).unwrap();
+        let add = |connections: &mut Connections, number, begun, phase| {
+            let made = connections.make_room();
+            let task = runtime.spawn(std::future::pending::<()>()).abort_handle();
+            connections.each.push(Connection {
+                number,
+                begun,
+                phase,
+                task,
+            });
+            made
+        };
+        // None is late with its request, however slow the machine is.
+        let later = Instant::now() + Duration::from_secs(3600);
+        let answer = ConnectionPhase::Answer(PageId::default());
+        // Twice as many as there may be of the others.
+        for number in 0..128 {
+            let made = add(&mut connections, number, later, ConnectionPhase::Waiting);
+            assert_eq!(made, (true, false));
+        }
+        for number in 128..190 {
+            assert_eq!(add(&mut connections, number, later, answer), (true, false));
+        }
+        add(&mut connections, 190, long_ago, ConnectionPhase::Request);
+        add(&mut connections, 191, later, ConnectionPhase::Request);
+        // First the one that is late with its request, then the oldest that reads its answer.
+        for (number, closed) in [(192, 190), (193, 128), (194, 129)] {
+            let made = add(&mut connections, number, later, ConnectionPhase::Request);
+            assert_eq!(made, (true, true));
+            assert!(connections.each.iter().all(|it| it.number != closed));
+        }
+        assert!(connections.each.iter().any(|it| it.number == 191));
+        for number in 195.. {
+            if add(&mut connections, number, later, ConnectionPhase::Waiting) == (false, true) {
+                assert_eq!(connections.each.len(), MAX_WITH_WAITING + 1);
+                break;
+            }
+        }
     }
 
     #[test]

@@ -1,0 +1,1 @@
+external now : unit -> float = "own_clock_now"
