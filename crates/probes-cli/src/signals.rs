@@ -67,8 +67,8 @@ fn end_later(signals: TerminationSignals) -> io::Result<()> {
         if MADE.load(Ordering::SeqCst) != signals.number {
             return;
         }
-        if signals.program.is_some() {
-            signals.pass_on_and_keep();
+        if let Some(program) = signals.program {
+            signals.pass_on_and_keep(program);
         }
         // The signal is still pending. This cannot fail: the set holds valid signals.
         let _ = signals.blocked.thread_unblock();
@@ -125,12 +125,10 @@ impl TerminationSignals {
     }
 
     /// Passes a pending signal on to the started program, and sends it to ourselves again.
-    fn pass_on_and_keep(&self) {
+    fn pass_on_and_keep(&self, program: Pid) {
         if let Ok(Some(signal)) = self.pending.read_signal() {
             let signal = received(&signal);
-            if let Some(program) = self.program {
-                pass_on(&signal, program);
-            }
+            pass_on(&signal, program);
             if let Ok(number) = Signal::try_from(signal.number) {
                 // A process may signal itself.
                 let _ = kill(getpid(), number);

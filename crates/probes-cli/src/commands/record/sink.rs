@@ -188,6 +188,7 @@ impl Sink {
         if self.file.is_cut() && self.file.len() == 0 {
             self.in_file = WrittenEvents::default();
             self.last_written = self.last_written.map(|_| Duration::ZERO);
+            self.is_short = false;
         }
     }
 
