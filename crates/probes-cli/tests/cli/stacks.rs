@@ -117,11 +117,9 @@ pub(crate) fn check_allocating(pid: i32) {
     assert!(callers.any(|it| it == "main"), "{functions:?}");
 }
 
-/// Enough samples to tell a share of them. On a busy machine the tool takes few.
-const SAMPLES: u64 = 100;
-
-/// Profiles a busy process until there are enough samples; returns the stacks.
-fn stacks_of_busy(pid: i32, flags: &str) -> Vec<Value> {
+/// Profiles a busy process until there are so many samples; returns the stacks. A second has hundreds; on a busy machine, on
+/// which the process seldom runs, one or two.
+fn stacks_of_busy(pid: i32, flags: &str, enough: u64) -> Vec<Value> {
     let mut stacks: Vec<Value> = Vec::new();
     eventually("there are enough samples", || {
         let line = format!("profile -json -on-cpu -hz 997 -for 1s -pid {pid}{flags}");
@@ -133,18 +131,18 @@ fn stacks_of_busy(pid: i32, flags: &str) -> Vec<Value> {
         let found = profile["stacks"].as_array().unwrap().clone();
         // A thread that has waited again before it was stopped is not read.
         stacks.extend(found.into_iter().filter(|it| it["stack"] != "unread"));
-        (samples(stacks.iter()) >= SAMPLES).then_some(())
+        (samples(stacks.iter()) >= enough).then_some(())
     });
     stacks
 }
 
-fn samples<'v>(stacks: impl Iterator<Item = &'v Value>) -> u64 {
+pub(crate) fn samples<'v>(stacks: impl Iterator<Item = &'v Value>) -> u64 {
     stacks.map(|it| it["samples"].as_u64().unwrap()).sum()
 }
 
-/// Profiles a process that is busy; checks that its stacks are complete: all but one, or 1 %.
-pub(crate) fn check_complete(pid: i32) {
-    let stacks = stacks_of_busy(pid, "");
+/// Profiles a process that is busy; checks that its stacks are complete: all but one, or 1 %. Returns them.
+pub(crate) fn check_complete(pid: i32) -> Vec<Value> {
+    let stacks = stacks_of_busy(pid, "", 20);
     let cut = stacks.iter().filter(|it| it["stack"] != "complete");
     let (all, many) = (samples(stacks.iter()), samples(cut.clone()));
     assert!(
@@ -152,11 +150,12 @@ pub(crate) fn check_complete(pid: i32) {
         "{many} of {all}: {:?}",
         cut.collect::<Vec<_>>()
     );
+    stacks
 }
 
 /// Profiles a process that does nothing but collect garbage; checks that nearly all its time is of collections.
 pub(crate) fn check_collections(pid: i32) {
-    let stacks = stacks_of_busy(pid, " -gc");
+    let stacks = stacks_of_busy(pid, " -gc", 50);
     let collecting = stacks.iter().filter(|it| it["in_collection"] == true);
     let (all, collecting) = (samples(stacks.iter()), samples(collecting));
     assert!(
