@@ -9,9 +9,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 PREFIX = /usr/local
 RELEASE = $(or $(CARGO_TARGET_DIR),target)
 
-# Builds with fault injection have a directory of their own, so that none is mistaken for a normal one.
-FAULTS = --target-dir target/chaos --features fault-injection
-CHAOS = $(FAULTS) --workspace --test chaos -- --nocapture --test-threads=1
+CHAOS = --workspace --test chaos -- --nocapture --test-threads=1
 
 all: setup-tests
 	cargo build --release
@@ -53,18 +51,17 @@ test: setup-tests
 # What takes longer: faults and kills; programs that check themselves, and all tests, as an ordinary user; other compilers and C
 # libraries; packages.
 test-long: setup-tests
-	@scripts/suites chaos+user,package,copy,matrix
+	@scripts/suites chaos+user+package,copy,matrix
 
 test-all: test test-long
 
 # What .ci/run calls after `make test`.
 ci: setup-tests
-	@scripts/suites chaos+user,lint+package,copy,matrix
+	@scripts/suites chaos+user+package,copy,matrix,lint
 
 # An hour, half of it as an ordinary user.
 chaos: setup-tests
 	dune build
-	cargo test $(FAULTS) -p probes-lib --lib faults
 	CHAOS_SECONDS=1800 cargo test $(CHAOS)
 	CHAOS_SECONDS=1800 scripts/test-as-user $(CHAOS)
 
@@ -83,8 +80,8 @@ mutants: setup-tests
 lint: setup-tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --workspace --test matrix -- -D warnings
-	cargo clippy --workspace --features fault-injection --lib --bins --test chaos -- -D warnings
+	cargo clippy --workspace --test chaos --test matrix -- -D warnings
+	cargo clippy --workspace --lib --bins -- -D warnings # without fault injection
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	dune build @check
 	! grep -rnE '(^|[^&])&& let ' crates fuzz --include='*.rs' # Rust 1.85 cannot compile it

@@ -237,7 +237,7 @@ pub(crate) fn release(format: Format) -> Result<String, Failure> {
         target: &'static str,
         features: Vec<&'static str>,
     }
-    let features = [("fault-injection", cfg!(feature = "fault-injection"))];
+    let features = [("fault-injection", probes_lib::HAS_FAULT_INJECTION)];
     let features = features.into_iter().filter(|(_, is_on)| *is_on);
     let view = View {
         version: VERSION,

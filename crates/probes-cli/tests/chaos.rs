@@ -2,9 +2,8 @@
 //! fork during updates and observations; afterwards the process is checked. `make chaos` runs it
 //! for an hour; by default, each case runs its minimum number of rounds.
 //!
-//! It needs the feature `fault-injection`, which release builds lack. The cases share the
-//! fault injection and the machine, so only one runs at a time; each has a deadline, and prints
-//! what it counted.
+//! It needs the feature `fault-injection` of probes-lib, with which all that is tested is built. The cases
+//! share the machine, so only one runs at a time; each has a deadline, and prints what it counted.
 //!
 //! `// promise: Section: sentence (how often)` above a test is a row of docs/promises.md: what the test tries to
 //! break, and on how many programs or how many times.

@@ -117,8 +117,6 @@ mod record; // time lines
 mod record_last; // of the last time before something happens
 #[path = "cli/record_pairs.rs"]
 mod record_pairs; // of pairs and requests
-#[path = "cli/release_build.rs"]
-mod release_build; // no injection of faults without its feature
 #[path = "cli/restore.rs"]
 mod restore; // `attach -for` and `attach -live`
 #[path = "cli/running.rs"]

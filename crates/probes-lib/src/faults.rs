@@ -1,7 +1,7 @@
 //! Fault injection: every system call by which a process is read, stopped and changed can be made to
 //! fail, to be cut short, to kill our own process, or to call a function of the test before it.
 //!
-//! Only in builds with the feature `fault-injection`, for the chaos suite; in all others, `fault_point!` and
+//! Only with the feature `fault-injection`, which what is built for tests has; in all other builds, `fault_point!` and
 //! the like (sys.rs) expand to nothing. A fault is armed by [`arm`], or for a whole process by the environment
 //! variable [`VARIABLE`], with a script:
 //!

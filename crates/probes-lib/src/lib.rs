@@ -105,6 +105,10 @@ mod unwind;
 mod update;
 mod usdt;
 
+/// Whether this library can inject faults.
+#[doc(hidden)]
+pub const HAS_FAULT_INJECTION: bool = cfg!(feature = "fault-injection");
+
 // Files: what an ELF file says of probes.
 pub use build_id::BuildId;
 pub use elf::Linking;
