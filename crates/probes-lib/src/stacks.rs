@@ -50,6 +50,7 @@ use crate::unwind::{RawFrame, RawStack, StackEnd, Unwinder};
 use domain::Domains;
 use known::{KnownStacks, RecordedReads};
 use memory::{LimitedMemory, OnlyCode};
+use mutex::MutexOwner;
 use name::FrameNames;
 pub use name::{StackFrame, ThreadRole};
 pub use report::{HitStack, StackReport, ThreadStack, ThreadState};
@@ -224,13 +225,15 @@ impl Stacks {
 
     /// Reads the stacks of all threads. Those of blocked threads are read while they are blocked. For the others, and
     /// blocked ones whose frames cannot all be found without their registers, the process is stopped once, unless
-    /// `is_live`, for as long as it takes to find their frames (about 50 µs each).
+    /// `is_live`, for as long as it takes to find their frames (about 50 µs for a usual stack).
     ///
     /// # Errors
     ///
     /// If the process has exited, or executed a new program, or may not be read.
     pub fn read(&mut self, is_live: bool) -> Result<StackReport> {
         let mut readings = self.read_threads()?;
+        let mut owners = self.owners(&readings);
+        self.read_again_owners(&mut readings, &owners)?;
         let lacking = readings.iter().filter(|it| it.lacks_registers());
         let lacking: HashSet<i32> = lacking.map(|it| it.tid).collect();
         let (mut stopped, mut not_stopped) = (None, None);
@@ -253,9 +256,19 @@ impl Stacks {
         if self.has_executed() {
             return Err(Error::of_process(self.pid(), ProcessError::Executed));
         }
+        // Only those that have held them since before their stacks were read. To name the frames takes longer.
+        let waits = readings.iter();
+        let waits = waits.filter_map(|it| Some((it.tid, it.state.futex()?)));
+        let waits: HashSet<(i32, LiveAddr)> = waits.collect();
+        owners.retain(|futex, owner| {
+            let is_same = mutex::owner(&self.memory, *futex) == Some(owner.own_id);
+            is_same && !waits.contains(&(owner.tid, *futex))
+        });
         let threads = readings.into_iter().map(|reading| self.named(reading));
         let mut threads: Vec<ThreadStack> = threads.collect();
-        self.find_owners(&mut threads);
+        for thread in &mut threads {
+            thread.set_owner(&owners);
+        }
         Ok(StackReport {
             threads,
             stopped,
@@ -620,43 +633,40 @@ impl Stacks {
         }
     }
 
-    /// Finds out, of threads that wait for a mutex, which of the others holds it.
-    fn find_owners(&self, threads: &mut [ThreadStack]) {
-        if !threads.iter().any(|it| mutex::is_taking_mutex(&it.frames)) {
-            return;
+    /// Returns which threads hold the mutexes that others wait for, by the addresses of their futexes. Some may be no mutexes.
+    fn owners(&self, readings: &[ThreadReading]) -> HashMap<LiveAddr, MutexOwner> {
+        let futexes = readings.iter().filter_map(|it| it.state.futex());
+        let owned = futexes.filter_map(|it| Some((it, mutex::owner(&self.memory, it)?)));
+        let owned: HashMap<LiveAddr, i32> = owned.collect();
+        if owned.is_empty() {
+            return HashMap::new();
         }
         // A mutex has the id of its owner in the innermost of the pid namespaces.
-        let tids = threads.iter().map(|it| it.tid);
-        let own_ids = tids.filter_map(|tid| {
-            let status = self.process.thread_status(tid).ok()?;
-            Some((status.innermost, tid))
+        let by_own_id = readings.iter().filter_map(|reading| {
+            let status = self.process.thread_status(reading.tid).ok()?;
+            Some((status.innermost, reading.tid))
         });
-        let by_own_id: HashMap<i32, i32> = own_ids.collect();
-        for thread in threads {
-            let ThreadState::Blocked {
-                waits_for: Some(WaitsFor::Futex { address, owner }),
-                ..
-            } = &mut thread.state
-            else {
-                continue;
-            };
-            if mutex::is_taking_mutex(&thread.frames) {
-                let found = self.owner(thread.tid, *address);
-                let found = found.and_then(|own| by_own_id.get(&own).copied());
-                *owner = found.filter(|it| *it != thread.tid);
-            }
-        }
+        let by_own_id: HashMap<i32, i32> = by_own_id.collect();
+        let owners = owned.into_iter().filter_map(|(futex, own_id)| {
+            let tid = *by_own_id.get(&own_id)?;
+            Some((futex, MutexOwner { own_id, tid }))
+        });
+        owners.collect()
     }
 
-    /// Returns the owner of the mutex that a thread waits for now, by the address of its futex: see [`mutex::owner`].
-    /// `None` if it waits for another one, or for none.
-    fn owner(&self, tid: i32, futex: LiveAddr) -> Option<i32> {
-        let files = ThreadFiles::open(&self.process, tid).ok()??;
-        let moment = files.moment_since(files.slices().ok()??).ok()??;
-        let call = moment.entry()?.call?;
-        let is_same = wait::futex(&call) == Some(futex);
-        let owner = mutex::owner(&self.memory, futex).filter(|_| is_same);
-        owner.filter(|_| files.has_run_since(&moment).is_ok_and(|has_run| !has_run))
+    /// Reads again the threads that hold mutexes: before, they may not have held them yet.
+    fn read_again_owners(
+        &mut self,
+        readings: &mut [ThreadReading],
+        owners: &HashMap<LiveAddr, MutexOwner>,
+    ) -> Result<()> {
+        let tids: HashSet<i32> = owners.values().map(|owner| owner.tid).collect();
+        for reading in readings.iter_mut().filter(|it| tids.contains(&it.tid)) {
+            if let Some(again) = self.read_thread(reading.tid)? {
+                *reading = again;
+            }
+        }
+        Ok(())
     }
 
     /// Returns where the functions are that do the work of the collector.

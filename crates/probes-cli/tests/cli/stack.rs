@@ -16,7 +16,7 @@ use test_support::{
     Guard, Scratch, Talker, eventually, fixture, fixture_forms, gdb, program_forms,
 };
 
-use crate::stacks::{addresses, functions, read, read_when};
+use crate::stacks::{addresses, check_stopped_sleep, functions, read, read_when};
 use crate::support::{run, run_command};
 
 /// The threads that wait in `blocked.c`, and what each calls last.
@@ -273,19 +273,7 @@ fn sleep_that_was_stopped_has_its_name() {
     for file in fixture_forms("blocked") {
         let mut target = Talker::start(&file);
         blocked(&mut target, "");
-        run(&format!(
-            "count -quiet -fn waits -for 10ms -pid {}",
-            target.pid()
-        ))
-        .answer();
-        let threads = read_when(target.pid(), "", |threads| {
-            let sleeping = threads.iter().find(|it| it["name"] == "sleeps");
-            sleeping.is_some_and(|it| it["state"] == "blocked")
-        });
-        let sleeping = threads.iter().find(|it| it["name"] == "sleeps").unwrap();
-        let call = &sleeping["system_call"];
-        assert_eq!(call["name"], "clock_nanosleep", "{call}");
-        assert_eq!(call["waits_for"], "the time", "{call}");
+        check_stopped_sleep(target.pid());
     }
 }
 
@@ -343,6 +331,27 @@ fn owners_of_mutexes_are_named() {
         assert_eq!(owned.count(), 1);
         let shown = run(&format!("stack -format table -pid {pid}")).answer();
         assert!(shown.contains(&text), "{shown}");
+    }
+}
+
+// promise: Stacks: Where threads hold a mutex in turn, the stack of the one that is named as its holder holds it (2 × 20 times)
+#[test]
+fn named_owners_hold_the_mutex() {
+    for file in fixture_forms("blocked") {
+        let mut target = Talker::start(&file);
+        target.ask("hand_over", "handing over");
+        let mut named = 0;
+        for _ in 0..20 {
+            let threads = read(target.pid(), "");
+            let owners = threads.iter().map(|it| &it["system_call"]["owner"]);
+            for owner in owners.filter(|it| !it.is_null()) {
+                named += 1;
+                let owner = threads.iter().find(|it| it["tid"] == *owner).unwrap();
+                let holds = functions(owner).iter().any(|it| it == "holds");
+                assert!(holds, "{threads:?}");
+            }
+        }
+        assert!(named >= 10, "{named}");
     }
 }
 

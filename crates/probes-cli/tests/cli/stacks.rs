@@ -117,6 +117,16 @@ pub(crate) fn check_allocating(pid: i32) {
     assert!(callers.any(|it| it == "main"), "{functions:?}");
 }
 
+/// Checks the thread `sleeps` of `blocked.c` after it was stopped.
+pub(crate) fn check_stopped_sleep(pid: i32) {
+    run(&format!("count -quiet -fn waits -for 10ms -pid {pid}")).answer();
+    let is_sleeping = |thread: &&Value| thread["name"] == "sleeps" && thread["state"] == "blocked";
+    let threads = read_when(pid, "", |threads| threads.iter().any(|it| is_sleeping(&it)));
+    let call = &threads.iter().find(is_sleeping).unwrap()["system_call"];
+    assert_eq!(call["name"], "clock_nanosleep", "{call}");
+    assert_eq!(call["waits_for"], "the time", "{call}");
+}
+
 /// Profiles a busy process until there are so many samples; returns the stacks. A second has hundreds; on a busy machine, on
 /// which the process seldom runs, one or two.
 fn stacks_of_busy(pid: i32, flags: &str, enough: u64) -> Vec<Value> {

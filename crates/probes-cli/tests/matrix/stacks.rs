@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use test_support::{eventually, program_forms};
+use test_support::{eventually, fixture_forms, program_forms};
 
 use crate::chroot::{ChrootProgram, Isolation};
 use crate::json_stacks::{
-    check_allocating, check_collections, check_complete, check_waiting, read, read_when,
+    check_allocating, check_collections, check_complete, check_stopped_sleep, check_waiting, read,
+    read_when,
 };
 use crate::support::run;
 
@@ -54,6 +55,17 @@ fn stacks_reach_through_fibers_and_callbacks() {
         check_waiting(program.pid, &ways, "Suspended", |way| {
             way.is_none_or(|way| !cut_by_gdb.contains(&way))
         });
+    }
+}
+
+// promise: Stacks: With other C libraries, too, a sleep that goes on after the process was stopped is shown with its name (2 programs in
+//    each chroot)
+#[test]
+fn sleep_that_was_stopped_has_its_name() {
+    for file in fixture_forms("blocked") {
+        let mut program = ChrootProgram::start(Isolation::Chroot, &file, &[]);
+        program.talker.ask("block", "blocked");
+        check_stopped_sleep(program.pid);
     }
 }
 

@@ -15,6 +15,14 @@ use super::StackFrame;
 use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
 
+/// A thread that holds a mutex.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MutexOwner {
+    /// Its id in the innermost of its pid namespaces.
+    pub(super) own_id: i32,
+    pub(super) tid: i32,
+}
+
 /// How many frames there are, at most, from the system call to the function that takes the mutex.
 const INNER_FRAMES: usize = 4;
 

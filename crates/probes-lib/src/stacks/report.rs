@@ -1,11 +1,14 @@
 //! [`StackReport`]: what the threads of a process did when they were read; and [`HitStack`], the stack of a hit.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::mutex::{self, MutexOwner};
 use super::name::{StackFrame, ThreadRole};
 use super::wait::{SystemCall, WaitsFor};
+use crate::address::LiveAddr;
 use crate::error::Error;
 use crate::unwind::StackEnd;
 
@@ -147,7 +150,33 @@ impl fmt::Display for ThreadState {
     }
 }
 
+impl ThreadState {
+    /// Returns the futex that it waits for, if it does.
+    pub(super) fn futex(&self) -> Option<LiveAddr> {
+        match self {
+            ThreadState::Blocked {
+                waits_for: Some(WaitsFor::Futex { address, .. }),
+                ..
+            } => Some(*address),
+            _ => None,
+        }
+    }
+}
+
 impl ThreadStack {
+    /// If it waits for a mutex, notes which thread holds it.
+    pub(super) fn set_owner(&mut self, owners: &HashMap<LiveAddr, MutexOwner>) {
+        if let ThreadState::Blocked {
+            waits_for: Some(WaitsFor::Futex { address, owner }),
+            ..
+        } = &mut self.state
+        {
+            if mutex::is_taking_mutex(&self.frames) {
+                *owner = owners.get(address).map(|it| it.tid);
+            }
+        }
+    }
+
     /// Returns whether its frames reach to the code that the thread began with, and none was guessed.
     pub fn is_complete(&self) -> bool {
         self.end == Some(StackEnd::Outermost) && !self.is_guessed

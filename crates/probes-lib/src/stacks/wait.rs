@@ -74,8 +74,10 @@ pub(super) fn restarted(code: &[u8]) -> Option<u32> {
 /// Returns the number of the system call that restart_syscall(2) resumes, by the function of the kernel that waits: C libraries may have
 /// one `syscall` instruction for many calls. They sleep by clock_nanosleep(2).
 pub(super) fn restarted_in(kernel_function: &str) -> Option<u32> {
-    const RESTARTED: [(&str, libc::c_long); 3] = [
+    const RESTARTED: [(&str, libc::c_long); 4] = [
         ("nanosleep", libc::SYS_clock_nanosleep),
+        // Only a sleep is resumed without a function that the kernel names.
+        ("do_syscall_64", libc::SYS_clock_nanosleep),
         ("poll", libc::SYS_poll),
         ("futex", libc::SYS_futex),
     ];
@@ -139,7 +141,7 @@ impl fmt::Display for WaitsFor {
 }
 
 /// Returns the futex that a thread waits for in this system call, if it does.
-pub(super) fn futex(call: &SystemCall) -> Option<LiveAddr> {
+fn futex(call: &SystemCall) -> Option<LiveAddr> {
     let is_futex = i64::from(call.number) == libc::SYS_futex;
     is_futex.then_some(LiveAddr(call.arguments[0]))
 }
@@ -222,6 +224,7 @@ mod tests {
         // As Linux 6.18 names them.
         for (function, number) in [
             ("hrtimer_nanosleep", libc::SYS_clock_nanosleep),
+            ("do_syscall_64", libc::SYS_clock_nanosleep),
             ("do_poll.constprop.0", libc::SYS_poll),
             ("futex_do_wait", libc::SYS_futex),
         ] {
