@@ -254,7 +254,7 @@ impl Exporter<'_> {
             if self.wait(left)? {
                 return Ok(());
             }
-            for notification in self.receiver.take() {
+            while let Some(notification) = self.receiver.next() {
                 self.handle(notification)?;
             }
             self.processes.read_events();
@@ -288,9 +288,6 @@ impl Exporter<'_> {
             Notification::Scrape { format, reply } => self.scrapes.push((format, reply)),
             Notification::PageMade => self.makes_page = false,
             Notification::Panicked(panic) => resume_unwind(panic),
-            Notification::ServerEnded(source) => {
-                return Err(Failure::System("serve clients", source));
-            }
             Notification::Scanned(took) => {
                 self.shown.scan = took;
                 if let Some(server) = self.server.take() {
@@ -325,8 +322,8 @@ impl Exporter<'_> {
                 "-listen 127.0.0.1:9464 lets only this machine connect; docs/serve.md says how to let others",
             );
         }
-        let started = thread::Builder::new().spawn(|| server.run());
-        started.map_err(|source| Failure::System("start a thread", source))?;
+        let started = server.start();
+        started.map_err(|source| Failure::System("serve clients", source))?;
         let observed = self.processes.observed();
         if self.processes.is_empty() {
             // With -name: those that are started later are observed.
@@ -364,7 +361,7 @@ impl Exporter<'_> {
     /// Removes the instrumentation from all processes.
     fn remove_instrumentation(&mut self) -> Result<(), Failure> {
         // The scanner may have begun observations whose notifications were not handled yet: they are removed, too.
-        for notification in self.receiver.take() {
+        while let Some(notification) = self.receiver.next() {
             if let Notification::Observed(observed) = notification {
                 self.processes.begin(*observed);
             }

@@ -13,13 +13,14 @@ use nix::unistd::Pid;
 use regex::Regex;
 use serde_json::Value;
 use test_support::{
-    DEADLINE, Guard, Scratch, Talker, eventually, fixture_forms, output, process, program,
+    DEADLINE, Guard, Scratch, Talker, as_ordinary_user, eventually, fixture, fixture_forms, output,
+    process, program,
 };
 
 use crate::count::start_observing;
 use crate::count_functions::with_fixed_functions;
 use crate::serving::{Serving, value};
-use crate::support::{command, image, is_observed, object, run};
+use crate::support::{Directory, command, image, is_observed, object, run};
 
 // promise: Serving: Each scrape has exactly the hits that the program has made until then; when the tool ends, the process is restored
 //    (2 × 3 signals)
@@ -84,6 +85,24 @@ fn process_that_cannot_be_read_is_restored() {
         run(&format!("observe -clean -pid {pid}")).answer();
         assert!(!is_observed(pid));
     }
+}
+
+// promise: Serving: A process that becomes undumpable while it is observed is still known, however often processes are looked for:
+//    the tool says that it cannot be restored
+#[test]
+fn undumpable_process_is_not_forgotten() {
+    let directory = Directory::new("serve");
+    let tool = directory.copy(env!("CARGO_BIN_EXE_ocaml-probes").as_ref(), "ocaml-probes");
+    let program = directory.copy(&fixture("undumpable.pie"), "undumpable");
+    let mut target = Talker::spawn(&mut as_ordinary_user(&program));
+    target.expect("ready");
+    let pid = target.pid();
+    let flags = format!("-scan 100ms -pid {pid}");
+    let mut serving = Serving::of(as_ordinary_user(&tool), &flags);
+    target.ask("hide", "hidden");
+    serving.wait_until_said("is still observed");
+    kill(Pid::from_raw(serving.tool.pid()), Signal::SIGTERM).unwrap();
+    assert_eq!(serving.tool.guard().wait().code(), Some(1));
 }
 
 /// A real Prometheus that scrapes one exporter.

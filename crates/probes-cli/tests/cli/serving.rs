@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use nix::sys::signal::{Signal, kill};
@@ -23,8 +23,14 @@ pub(crate) struct Serving {
 impl Serving {
     /// Starts it, and waits until it serves.
     pub(crate) fn start(flags: &str) -> Serving {
+        Serving::of(command([""; 0]), flags)
+    }
+
+    /// The same, of this tool.
+    pub(crate) fn of(mut tool: Command, flags: &str) -> Serving {
         let line = format!("serve -json -listen 127.0.0.1:0 {flags}");
-        let mut tool = Talker::spawn(command(line.split(' ')).stderr(Stdio::piped()));
+        tool.args(line.split(' ')).stderr(Stdio::piped());
+        let mut tool = Talker::spawn(&mut tool);
         let stderr = tool.guard().child().stderr.take().unwrap();
         let (sender, said) = channel();
         std::thread::spawn(move || {

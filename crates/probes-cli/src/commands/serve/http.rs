@@ -14,6 +14,7 @@ use std::io;
 use std::net::{IpAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use http_body_util::Full;
@@ -170,78 +171,91 @@ fn locked(connections: &SharedConnections) -> MutexGuard<'_, Connections> {
 }
 
 impl Server {
-    /// Serves clients until that is not possible any more, and then notifies the main thread of the reason.
-    pub(super) fn run(self) {
-        let notifications = self.notifications.clone();
-        let served = runtime::Builder::new_current_thread()
+    /// Serves clients, in a thread of its own, which has all that it needs when this returns.
+    pub(super) fn start(self) -> io::Result<()> {
+        let runtime = runtime::Builder::new_current_thread()
             .enable_io()
             .enable_time()
-            .build()
-            .and_then(|runtime| runtime.block_on(self.serve()));
-        let Err(error) = served;
-        notifications.send(Notification::ServerEnded(error));
-    }
-
-    async fn serve(self) -> io::Result<Infallible> {
+            .build()?;
         self.listener.set_nonblocking(true)?;
-        let listener = tokio::net::TcpListener::from_std(self.listener)?;
-        let connections = SharedConnections::default();
-        loop {
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(_) => {
-                    // The client has gone, or no descriptor is free until a connection ends.
-                    sleep(PAUSE).await;
-                    continue;
-                }
-            };
-            self.figures.connections.fetch_add(1, Ordering::Relaxed);
-            let (has_room, is_over_limit) = locked(&connections).make_room();
-            if is_over_limit {
-                self.figures.over_limit.fetch_add(1, Ordering::Relaxed);
-            }
-            if !has_room {
+        let listener = {
+            let _entered = runtime.enter();
+            tokio::net::TcpListener::from_std(self.listener)?
+        };
+        let Server {
+            notifications,
+            figures,
+            is_loopback,
+            ..
+        } = self;
+        let serve = serve(listener, notifications, figures, is_loopback);
+        let serve = move || match runtime.block_on(serve) {};
+        thread::Builder::new().spawn(serve).map(drop)
+    }
+}
+
+async fn serve(
+    listener: tokio::net::TcpListener,
+    notifications: NotificationSender,
+    figures: Arc<ServerFigures>,
+    is_loopback: bool,
+) -> Infallible {
+    let connections = SharedConnections::default();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(_) => {
+                // The client has gone, or no descriptor is free until a connection ends.
+                sleep(PAUSE).await;
                 continue;
             }
-            let mut held = locked(&connections);
-            held.accepted += 1;
-            let number = held.accepted;
-            let client = Client {
-                notifications: self.notifications.clone(),
-                figures: self.figures.clone(),
-                connections: connections.clone(),
-                number,
-                is_loopback: self.is_loopback,
-            };
-            let figures = self.figures.clone();
-            let task = tokio::spawn(async move {
-                let connection = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(REQUEST_TIMEOUT)
-                    .keep_alive(false)
-                    .max_headers(MAX_HEADERS)
-                    .max_buf_size(MAX_REQUEST_BYTES)
-                    .serve_connection(
-                        TokioIo::new(stream),
-                        service_fn(|request| client.answer(request)),
-                    );
-                let is_too_slow = match timeout(CONNECTION_TIMEOUT, connection).await {
-                    Err(_) => true,
-                    Ok(Err(error)) => error.is_timeout(),
-                    Ok(Ok(())) => false,
-                };
-                if is_too_slow {
-                    figures.timed_out.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-            // No other task runs before it is there: this thread runs them all.
-            held.each.push(Connection {
-                number,
-                begun: Instant::now(),
-                phase: ConnectionPhase::default(),
-                task: task.abort_handle(),
-            });
+        };
+        figures.connections.fetch_add(1, Ordering::Relaxed);
+        let (has_room, is_over_limit) = locked(&connections).make_room();
+        if is_over_limit {
+            figures.over_limit.fetch_add(1, Ordering::Relaxed);
         }
+        if !has_room {
+            continue;
+        }
+        let mut held = locked(&connections);
+        held.accepted += 1;
+        let number = held.accepted;
+        let client = Client {
+            notifications: notifications.clone(),
+            figures: figures.clone(),
+            connections: connections.clone(),
+            number,
+            is_loopback,
+        };
+        let figures = figures.clone();
+        let task = tokio::spawn(async move {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(REQUEST_TIMEOUT)
+                .keep_alive(false)
+                .max_headers(MAX_HEADERS)
+                .max_buf_size(MAX_REQUEST_BYTES)
+                .serve_connection(
+                    TokioIo::new(stream),
+                    service_fn(|request| client.answer(request)),
+                );
+            let is_too_slow = match timeout(CONNECTION_TIMEOUT, connection).await {
+                Err(_) => true,
+                Ok(Err(error)) => error.is_timeout(),
+                Ok(Ok(())) => false,
+            };
+            if is_too_slow {
+                figures.timed_out.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        // No other task runs before it is there: this thread runs them all.
+        held.each.push(Connection {
+            number,
+            begun: Instant::now(),
+            phase: ConnectionPhase::default(),
+            task: task.abort_handle(),
+        });
     }
 }
 

@@ -46,8 +46,6 @@ pub(super) enum Notification {
     },
     /// The clients that waited for a page have it.
     PageMade,
-    /// No client is served any more.
-    ServerEnded(std::io::Error),
 }
 
 /// Sends notifications, and wakes the thread that reads them.
@@ -91,12 +89,12 @@ impl NotificationSender {
 }
 
 impl NotificationReceiver {
-    /// All notifications that have come.
-    pub(super) fn take(&self) -> Vec<Notification> {
+    /// The next notification, if one has come. Those that nobody takes stay.
+    pub(super) fn next(&self) -> Option<Notification> {
         // The eventfd is reset before the channel is read: a notification that is sent in between makes it readable
         // again, and is not missed.
         let _ = self.wake.read();
-        self.channel.try_iter().collect()
+        self.channel.try_recv().ok()
     }
 }
 

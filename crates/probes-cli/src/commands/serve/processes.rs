@@ -83,6 +83,13 @@ struct Unremoved {
 }
 
 impl Unremoved {
+    fn of(observed: Observed) -> Unremoved {
+        Unremoved {
+            observed,
+            is_reported: false,
+        }
+    }
+
     fn ended(&self) -> Ended {
         Ended::Observation {
             id: self.observed.id,
@@ -215,6 +222,14 @@ impl Processes {
         process
     }
 
+    /// Ends the observation of a process that was found anew, if it is still there: the process has exited or exec'd, which was
+    /// not noticed so far, or could not be told from another one.
+    fn close_earlier(&mut self, pid: i32) {
+        let process = self.each.get_mut(&pid);
+        let observed = process.and_then(|process| process.close(&self.bounds));
+        self.unremoved.extend(observed.map(Unremoved::of));
+    }
+
     /// A process is observed from now on.
     pub(super) fn begin(&mut self, observed: Observed) {
         let (pid, program) = (observed.target.pid(), name_of(&observed.target));
@@ -224,10 +239,8 @@ impl Processes {
             "{program} is observed; stopped {} us",
             stopped.as_micros()
         ));
-        let bounds = self.bounds.clone();
+        self.close_earlier(pid);
         let process = self.of(pid, program);
-        // If it has exec'd the same program again, that may not have been noticed so far.
-        process.close(&bounds);
         process.stopped += stopped;
         process.observed = Some(observed);
         self.read_one(pid);
@@ -244,10 +257,8 @@ impl Processes {
         if let Some(failures) = &mut self.failures {
             failures.push(failure);
         }
-        let bounds = self.bounds.clone();
+        self.close_earlier(pid);
         let process = self.of(pid, program);
-        // An earlier process of this pid may have exited, which was not noticed so far.
-        process.close(&bounds);
         process.refused = Some(kind);
         self.forget_some();
     }
@@ -443,10 +454,7 @@ impl Processes {
                 process.refused = Some(failure.kind());
                 messages.failure(&failure);
                 if let (false, Some(observed)) = (is_replaced_now, observed) {
-                    self.unremoved.push(Unremoved {
-                        observed,
-                        is_reported: false,
-                    });
+                    self.unremoved.push(Unremoved::of(observed));
                     self.forget_some();
                     return;
                 }

@@ -98,11 +98,20 @@ struct KnownProcess {
 
 /// Distinguishes a process from a later one with the same pid, and its program from another one that it execs later.
 /// An exec of the same file is found by the next reading instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct Identity {
     started: Option<u64>,
     /// The device and inode of its executable, whose name may change while it runs; `None` if they may not be read.
     executable: Option<(u64, u64)>,
+}
+
+impl Identity {
+    /// Whether the process is still the same. If either executable may not be read, it is, unless it was started at
+    /// another time: a process may become undumpable.
+    fn is_same(&self, other: &Identity) -> bool {
+        let executables = self.executable.zip(other.executable);
+        self.started == other.started && executables.is_none_or(|(one, other)| one == other)
+    }
 }
 
 /// What has begun, and why the rest has not.
@@ -265,7 +274,7 @@ impl<'s> Scanner<'s> {
             if since.elapsed() >= LOADING {
                 self.executed.remove(&pid);
             }
-            if (self.known.get(&pid)).is_some_and(|known| known.identity != identity) {
+            if (self.known.get(&pid)).is_some_and(|known| !known.identity.is_same(&identity)) {
                 self.known.remove(&pid);
             }
             self.look_at(pid, identity, program);
@@ -285,7 +294,7 @@ impl<'s> Scanner<'s> {
         self.has_failed = false;
         let is_there = |pid: &i32, known: &KnownProcess| {
             let found = candidates.get(pid);
-            found.is_some_and(|(identity, _)| *identity == known.identity)
+            found.is_some_and(|(identity, _)| identity.is_same(&known.identity))
         };
         let gone: Vec<i32> = self
             .known
@@ -352,10 +361,9 @@ impl<'s> Scanner<'s> {
         if !(is_named || is_given) || (started.is_none() && !self.is_first) {
             return Ok(None);
         }
-        let executable = executable(pid);
         let identity = Identity {
             started,
-            executable,
+            executable: executable(pid)?,
         };
         Ok(Some((identity, name.unwrap_or_default())))
     }
@@ -579,10 +587,14 @@ fn program_name(pid: i32) -> Option<String> {
     }
 }
 
-/// The device and inode of the executable of a process.
-fn executable(pid: i32) -> Option<(u64, u64)> {
-    let file = fs::metadata(format!("/proc/{pid}/exe")).ok()?;
-    Some((file.dev(), file.ino()))
+/// The device and inode of the executable of a process; `None` if they may not be read, or it does not exist. An error if we
+/// lack descriptors or memory to find out.
+fn executable(pid: i32) -> io::Result<Option<(u64, u64)>> {
+    match fs::metadata(format!("/proc/{pid}/exe")) {
+        Ok(file) => Ok(Some((file.dev(), file.ino()))),
+        Err(error) if is_shortage(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
 }
 
 /// When a process was started, in ticks since boot; `None` if it does not exist. An error if we lack descriptors or
