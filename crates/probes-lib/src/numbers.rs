@@ -8,6 +8,7 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
 }
 
 /// Returns the eight bytes at offset `at` as a number; `None` if there are fewer.
+#[inline]
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?))
 }

@@ -328,7 +328,7 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// Same as [`Observer::counts`]; up to 50 ms later, if nothing was hit meanwhile, or hits have no arguments.
+    /// Same as [`Observer::counts`]; up to 50 ms later, if nothing was hit meanwhile, or no argument is an OCaml value.
     pub fn events(&mut self) -> Result<Events> {
         self.event_batch().map(EventBatch::into_events)
     }

@@ -150,6 +150,7 @@ pub(crate) mod record {
     pub(crate) const COPY_WORDS: u64 = 9;
 
     /// Returns how many bytes an argument takes.
+    #[inline]
     pub(crate) const fn argument_len(room: ArgumentRoom) -> u64 {
         COPY + 8 * match room {
             ArgumentRoom::Nothing => 0,
@@ -280,6 +281,7 @@ impl SharedLayout {
     }
 
     /// Returns the offset of an argument in a record.
+    #[inline]
     pub(crate) fn argument_at(self, index: u64) -> u64 {
         record::ARGUMENTS + record::argument_len(self.argument_room) * index
     }

@@ -23,8 +23,9 @@ const COMPLETION_TIMEOUT: Duration = Duration::from_secs(1);
 /// How many bytes a buffer may keep from one reading to the next.
 const MAX_KEPT: usize = 4 << 20;
 
-/// How many bytes of a ring are read at once, at most, unless a record has more.
-const PART: usize = 512 << 10;
+/// How many bytes of a ring are read at once, at most, unless a record has more: so few that the second copy finds them
+/// in the caches of the processor.
+const PART: usize = 64 << 10;
 
 /// How many records of each ring were claimed.
 pub(crate) type Heads = [u64; GROUPS];
@@ -50,6 +51,9 @@ pub(crate) struct Records {
     bytes: Vec<u8>,
     len: usize,
     record_len: usize,
+    /// The time of the last of them, and whether each is as late as the one before it.
+    last_time: u64,
+    are_in_order: bool,
     /// Their times and indices in the order of time; empty if the records are in that order already.
     order: Vec<(u64, usize)>,
     /// How many were overwritten before they could be read, or never completed.
@@ -156,6 +160,7 @@ impl Rings {
         let len = records.record_len;
         let first_copy = &self.first_copy[..];
         let second_copy = &mut records.bytes[records.len..];
+        let mut last_time = records.last_time;
         // `first + index` is below the head that was read before, so adding one does not overflow.
         let has_number = |bytes: &[u8], index: usize| {
             word(&bytes[index * len..], record::NUMBER) == first + index as u64 + 1
@@ -172,11 +177,15 @@ impl Rings {
                 if kept != index {
                     second_copy.copy_within(index * len..(index + 1) * len, kept * len);
                 }
+                let time = word(&second_copy[kept * len..], record::TIME);
+                records.are_in_order &= last_time <= time;
+                last_time = time;
                 kept += 1;
             }
             end += 1;
         }
         records.len += kept * len;
+        records.last_time = last_time;
         let mut after = end.max(oldest);
         self.waiting[group] = if after > next {
             None
@@ -298,6 +307,7 @@ impl Records {
         shrink(&mut self.order);
         self.order.clear();
         (self.len, self.dropped) = (0, 0);
+        (self.last_time, self.are_in_order) = (0, true);
     }
 
     fn drop_records(&mut self, many: u64) {
@@ -305,10 +315,11 @@ impl Records {
     }
 
     fn sort(&mut self) {
-        let records = self.bytes[..self.len].chunks_exact(self.record_len);
-        let times = records.map(|record| word(record, record::TIME));
-        if !times.clone().is_sorted() {
-            let times = times.enumerate().map(|(index, time)| (time, index));
+        if !self.are_in_order {
+            let records = self.bytes[..self.len]
+                .chunks_exact(self.record_len)
+                .enumerate();
+            let times = records.map(|(index, record)| (word(record, record::TIME), index));
             self.order.extend(times);
             self.order.sort();
         }
@@ -316,6 +327,7 @@ impl Records {
 }
 
 /// Returns the eight bytes at offset `at` of a record as a number; 0 if the record does not have them all.
+#[inline]
 pub(crate) fn word(record: &[u8], at: u64) -> u64 {
     u64_at(record, at as usize).unwrap_or(0)
 }
@@ -334,7 +346,7 @@ mod tests {
 
     const LAYOUT: SharedLayout = SharedLayout {
         pairs: 0,
-        record_len: 1 << 16,
+        record_len: 1 << 13,
         argument_room: ArgumentRoom::Fields,
         ring_doublings: 0,
         filters_memory: false,

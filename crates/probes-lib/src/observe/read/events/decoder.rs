@@ -72,10 +72,11 @@ impl EventDecoder {
         }
     }
 
-    /// Whether records have arguments, so that decoding them may need the memory of the process.
-    pub(super) fn has_arguments(&self) -> bool {
-        let mut points = self.points.iter().flatten();
-        points.any(|it| !it.arguments.is_empty() || it.result.is_some())
+    /// Whether records may have custom blocks, so that decoding them may need the memory of the process.
+    pub(super) fn may_need_memory(&self) -> bool {
+        let points = self.points.iter().flatten();
+        let mut shapes = points.flat_map(|it| it.arguments.iter().chain(&it.result));
+        shapes.any(|shape| !shape.is_c)
     }
 
     /// Forgets the ids of threads, so that they are looked for again: another thread may have the id
@@ -108,6 +109,10 @@ impl EventDecoder {
         record: &[u8],
         event: &mut Event,
     ) -> Option<()> {
+        // With its length known, the compiler checks no field again.
+        if record.len() < record::ARGUMENTS as usize {
+            return None;
+        }
         let point = (word(record, record::TID) >> 32) as u32;
         let ends = record::RETURN | record::JUMP;
         let watched = self.points.get((point & !ends) as usize)?.as_ref()?;
@@ -271,11 +276,13 @@ fn name_at(memory: &impl ReadMemory, at: LiveAddr) -> Option<Vec<u8>> {
 }
 
 /// Returns the id of the thread in a record.
+#[inline]
 fn tid(record: &[u8]) -> i32 {
     word(record, record::TID) as i32
 }
 
 /// Returns where the call in a record is.
+#[inline]
 fn frame(record: &[u8]) -> CallFrame {
     let fiber = word(record, record::FIBER);
     CallFrame {
@@ -285,6 +292,7 @@ fn frame(record: &[u8]) -> CallFrame {
 }
 
 /// Returns the arguments in a record.
+#[inline]
 fn all_recorded<'r>(
     record: &'r [u8],
     layout: SharedLayout,
@@ -295,6 +303,7 @@ fn all_recorded<'r>(
 }
 
 /// Returns the argument of this index in a record.
+#[inline]
 fn recorded(
     record: &[u8],
     layout: SharedLayout,

@@ -48,7 +48,7 @@ pub(crate) struct EventReader {
     /// What was read last.
     records: Records,
     decoder: EventDecoder,
-    has_arguments: bool,
+    may_need_memory: bool,
     pages: PageTable,
     /// The least duration of slow pairs.
     slow_from: Duration,
@@ -90,7 +90,7 @@ impl EventReader {
             layout: plan.shared,
             rings: Rings::at(shared, plan.shared),
             records: Records::default(),
-            has_arguments: decoder.has_arguments(),
+            may_need_memory: decoder.may_need_memory(),
             decoder,
             pages,
             slow_from: plan.slow_from,
@@ -124,10 +124,10 @@ impl EventReader {
     }
 
     /// Returns whether more than the rings has to be read: a full reading is due, something is counted beside the
-    /// records, or decoding them needs the memory of the process.
+    /// records, or decoding them may need the memory of the process.
     pub(crate) fn is_full_reading_needed(&self) -> bool {
         let counts = self.untyped.is_some() || !self.skipped.is_empty();
-        counts || self.has_arguments || self.is_full_reading_due()
+        counts || self.may_need_memory || self.is_full_reading_due()
     }
 
     fn is_full_reading_due(&self) -> bool {
