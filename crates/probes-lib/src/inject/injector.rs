@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, LaunchError, MemoryPart, ObserveError, Operation, ProcessError, Result};
+use crate::error::{Error, MemoryPart, ObserveError, Operation, ProcessError, Result};
 use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::{self, CallRegisters, InjectedCall, PlacedCall};
 use crate::inject::nesting_handlers::NestingHandlers;
@@ -15,7 +15,6 @@ use crate::process::Process;
 use crate::process::maps::Mapping;
 use crate::process::memory::ProcessMemory;
 use crate::trace::at_exec::AtExec;
-use crate::trace::run_to::NotReached;
 use crate::trace::stopped::{Stopped, ThreadInside};
 use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracer::Tracer;
@@ -254,6 +253,8 @@ impl<'i> Injector<'i> {
             if let Some(before) = before {
                 let left;
                 (stopped, left) = self.redirect(stopped, (tid, before), &[call], false)?;
+                // So that the next call need not look for threads that execute this one.
+                self.clear(&stopped)?;
                 if left != Left::Interrupted {
                     return Ok((stopped, true));
                 }
@@ -292,7 +293,7 @@ impl<'i> Injector<'i> {
                 let back = lingers_at.unwrap_or(LiveAddr(before.rip));
                 let stopped =
                     at_exec.run_round_trip(self.tracer, stopped, self.memory, entry, back);
-                let stopped = stopped.map_err(|reason| not_returned(pid, reason))?;
+                let stopped = stopped.map_err(|reason| reason.error(pid, Operation::InjectCall))?;
                 let result = lingers_at.and_then(|_| redirect::result(stopped.calls(), tid));
                 Ok((stopped, result.map_or(Left::AtEnd, Left::Lingering)))
             }
@@ -395,15 +396,6 @@ fn not_done(calls: &[InjectedCall], maps: &[Mapping], before: &[Mapping]) -> Vec
     calls
         .filter(|call| !call.unmaps() || is_left(call, maps, before))
         .collect()
-}
-
-fn not_returned(pid: i32, reason: NotReached) -> Error {
-    match reason {
-        NotReached::Exited => Error::of_process(pid, ProcessError::Exited),
-        NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
-        NotReached::Interrupted => Error::of_process(pid, LaunchError::Interrupted),
-        NotReached::Failed(source) => Error::of_call(pid, Operation::InjectCall, source),
-    }
 }
 
 #[cfg(test)]

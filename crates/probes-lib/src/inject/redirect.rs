@@ -185,7 +185,7 @@ impl Tracer<'_> {
         if others_too {
             stopped.release();
         } else {
-            stopped.keep_stopped();
+            *self.kept.borrow_mut() = stopped.keep_threads().into_iter().collect();
         }
         tids.retain(|_| !others_too);
         for tid in &tids {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 
 use crate::address::LiveAddr;
-use crate::error::{Error, LaunchError, Operation, ProcessError, Result, SystemError};
+use crate::error::{Error, LaunchError, Operation, ProcessError, Result};
 use crate::follow::resolved_actions::ResolvedActions;
 use crate::memory::shadow::{Shadow, Shadowed};
 use crate::process::Process;
@@ -129,18 +129,10 @@ impl<'s> SetUp<'s> {
     }
 
     fn not_reached(&self, reason: NotReached) -> Error {
-        let (pid, program) = (self.process().pid(), self.program.to_owned());
         match reason {
-            NotReached::Exited => Error::of_program(&program, LaunchError::DiedLoading),
-            NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
-            NotReached::Interrupted => Error::of_program(&program, LaunchError::Interrupted),
-            NotReached::Failed(source) => Error::of_process(
-                pid,
-                SystemError::Call {
-                    operation: Operation::ControlStart,
-                    source,
-                },
-            ),
+            NotReached::Exited => Error::of_program(self.program, LaunchError::DiedLoading),
+            NotReached::Interrupted => Error::of_program(self.program, LaunchError::Interrupted),
+            reason => reason.error(self.process().pid(), Operation::ControlStart),
         }
     }
 

@@ -290,6 +290,7 @@ impl Tracing {
             Err(Untraced::Refused(errno)) => {
                 return Err(at_exec::refused(&self.program, errno));
             }
+            Err(Untraced::Interrupted) => return Err(at_exec::interrupted(&self.program)),
         };
         let at_exec = AtExec::new(Process::open(pid)?);
         refuse_shell(at_exec.process(), self.file.as_deref(), &self.program)?;

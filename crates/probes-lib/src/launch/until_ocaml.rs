@@ -11,7 +11,7 @@
 use crate::address::{FileAddr, LiveAddr};
 use crate::elf::ElfFile;
 use crate::elf::symbols::SymbolTable;
-use crate::error::{Error, LaunchError, Operation, Result, SystemError};
+use crate::error::{Operation, Result};
 use crate::observe::install::at_launch::AtLaunch;
 use crate::observe::install::map_and_write::Installed;
 use crate::process::image::Image;
@@ -123,15 +123,7 @@ impl<'s> Patched<'s> {
                 self.at_exec.stopped(self.tracer).release();
                 Ok((None, CodeDigest::Unaffected))
             }
-            Err(NotReached::Interrupted) => {
-                let pid = self.at_exec.process().pid();
-                Err(Error::of_process(pid, LaunchError::Interrupted))
-            }
-            Err(NotReached::Failed(source)) => {
-                let (pid, operation) = (self.at_exec.process().pid(), Operation::ControlStart);
-                let kind = SystemError::Call { operation, source };
-                Err(Error::of_process(pid, kind))
-            }
+            Err(reason) => Err(reason.error(self.at_exec.process().pid(), Operation::ControlStart)),
         }
     }
 

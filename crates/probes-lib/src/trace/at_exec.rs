@@ -19,6 +19,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, LaunchError, ProcessError, Result};
@@ -107,7 +109,7 @@ impl AtExec {
         let failed = |errno: Errno| NotReached::Failed(errno.into());
         ptrace::set_program_counter(self.process.pid(), entry).map_err(failed)?;
         // Not detached: the program must not run untraced.
-        stopped.keep_stopped();
+        stopped.keep_threads();
         let (stopped, _) = self.run_main_thread_to(tracer, memory, &[back], false)?;
         Ok(stopped)
     }
@@ -192,6 +194,7 @@ pub(crate) fn spawn_to_exec(
                         },
                     ),
                     Untraced::Refused(errno) => refused(&program, errno),
+                    Untraced::Interrupted => interrupted(&program),
                 })
             }
             (Err(_), Err(Untraced::Refused(errno))) => Err(refused(&program, errno)),
@@ -205,12 +208,19 @@ pub(crate) fn refused(program: &Path, errno: Errno) -> Error {
     Error::of_program(program, LaunchError::Denied(denial::of_own_child(errno)))
 }
 
+/// Returns the error for a child that was killed because a signal was to end us.
+pub(crate) fn interrupted(program: &Path) -> Error {
+    Error::of_program(program, LaunchError::Interrupted)
+}
+
 /// Why a child was not traced up to its exec.
 pub(crate) enum Untraced {
     /// It exited first: its spawner knows why.
     Exited,
     /// The kernel does not let us trace it.
     Refused(Errno),
+    /// It was killed because a signal was to end us.
+    Interrupted,
 }
 
 /// Traces a child up to its exec; returns its pid.
@@ -226,6 +236,12 @@ pub(crate) fn trace_to_exec(tracer: &Tracer<'_>, mut pipes: TracerPipes) -> Resu
         match ptrace::peek_state_even_if_consumed(pid) {
             TraceeState::Executed => return Ok(pid),
             TraceeState::Exited | TraceeState::Gone => return Err(Untraced::Exited),
+            // Its execve may wait for ever, such as for a file system; and a child that is stopped, for SIGCONT.
+            TraceeState::GroupStopped | TraceeState::Running if tracer.is_interrupted() => {
+                // It fails only if the child has exited.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+                return Err(Untraced::Interrupted);
+            }
             TraceeState::Running => {
                 tracer.wait_for_event();
             }

@@ -20,7 +20,8 @@
 //! for too long, the follower resumes the process; if the follower dies, the kernel does.
 //!
 //! **For the process, losing the lease is the same as a kill of the tool at that moment.** All that relies
-//! on stopped threads goes through the follower, writes included, and it refuses all of it once the lease is lost.
+//! on stopped threads goes through the follower, writes included, and it refuses all of it once the lease is lost; data of an
+//! observer, which no thread has to be stopped for, are written directly.
 //! So the process is left as a killed tool leaves it, which every step is made for.
 
 pub(crate) mod message;

@@ -11,6 +11,7 @@
 use std::io;
 
 use crate::address::LiveAddr;
+use crate::error::{Error, LaunchError, Operation, ProcessError};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::memory::ProcessMemory;
 use crate::site::INT3;
@@ -29,6 +30,18 @@ pub(crate) enum NotReached {
     Interrupted,
     /// It could not be stopped or changed.
     Failed(io::Error),
+}
+
+impl NotReached {
+    /// Returns the error of `operation` for the process `pid`.
+    pub(crate) fn error(self, pid: i32, operation: Operation) -> Error {
+        match self {
+            NotReached::Exited => Error::of_process(pid, ProcessError::Exited),
+            NotReached::Executed => Error::of_process(pid, ProcessError::Executed),
+            NotReached::Interrupted => Error::of_process(pid, LaunchError::Interrupted),
+            NotReached::Failed(source) => Error::of_call(pid, operation, source),
+        }
+    }
 }
 
 /// Lets the first thread of the program `pid`, which is stopped, run to the first of `places` that it

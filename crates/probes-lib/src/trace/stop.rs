@@ -190,6 +190,7 @@ impl Tracer<'_> {
             tracer: self,
             stopped,
             scope,
+            kept: self.kept.take(),
             order: Vec::new(),
             refusals: 0,
             born: HashSet::new(),
@@ -266,6 +267,8 @@ struct Stopping<'t, 'p> {
     tracer: &'t Tracer<'t>,
     stopped: Stopped<'p>,
     scope: TraceScope,
+    /// See [`Tracer::kept`].
+    kept: HashSet<i32>,
     /// All tids of `stopped.tracees`, in the order in which they were found.
     order: Vec<i32>,
     /// The tids that a clone event reported before /proc listed them.
@@ -350,7 +353,8 @@ impl Stopping<'_, '_> {
             if self.stopped.tracees.contains_key(&tid) {
                 continue;
             }
-            if self.scope == TraceScope::Descendants && interrupt_if_traced(tid) {
+            let may_be_traced = self.scope == TraceScope::Descendants || self.kept.contains(&tid);
+            if may_be_traced && interrupt_if_traced(tid) {
                 self.add(tid, Tracee::Running);
                 continue;
             }
@@ -647,6 +651,7 @@ mod tests {
                 tracer,
                 stopped: Stopped::none_yet(&process, false),
                 scope: TraceScope::Threads,
+                kept: HashSet::new(),
                 order: Vec::new(),
                 refusals: 0,
                 born: HashSet::new(),

@@ -289,6 +289,19 @@ impl<'p> Stopped<'p> {
         self.tracees.drain().filter_map(stopped).collect()
     }
 
+    /// Leaves its threads as they are, traced and stopped; returns which they are. Processes that it has started are resumed and
+    /// detached.
+    pub(crate) fn keep_threads(mut self) -> Vec<i32> {
+        let is_foreign = |tracee: &Tracee| matches!(tracee, Tracee::Foreign(_));
+        let (foreign, threads) = self
+            .tracees
+            .drain()
+            .partition(|(_, tracee)| is_foreign(tracee));
+        self.tracees = threads;
+        self.detach_each(foreign);
+        self.keep_stopped()
+    }
+
     /// Leaves one thread as it is, traced and stopped; resumes and detaches all others, as [`Stopped::release`] does.
     pub(crate) fn keep_only(mut self, tid: i32) {
         self.tracees.remove(&tid);
@@ -319,7 +332,13 @@ impl<'p> Stopped<'p> {
             lease.resume_all();
             return;
         }
-        for (tid, tracee) in self.tracees.drain() {
+        let tracees = std::mem::take(&mut self.tracees);
+        self.detach_each(tracees);
+        self.count_stop_time();
+    }
+
+    fn detach_each(&self, tracees: HashMap<i32, Tracee>) {
+        for (tid, tracee) in tracees {
             let (Tracee::Stopped(signal) | Tracee::Foreign(signal)) = tracee else {
                 continue;
             };
@@ -328,7 +347,6 @@ impl<'p> Stopped<'p> {
                 reap_if_exited(self.process, tid);
             }
         }
-        self.count_stop_time();
     }
 }
 

@@ -14,6 +14,7 @@
 //! the tracees resume however the tracer ends.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::marker::PhantomData;
 use std::rc::Rc;
@@ -46,6 +47,8 @@ pub(crate) struct Tracer<'a> {
     pub(crate) lease: RefCell<Option<Rc<Lease>>>,
     /// Whether we hold the update lock of the process.
     pub(crate) holds_update_lock: Cell<bool>,
+    /// The threads that were left traced and stopped when some of the process were resumed, to be stopped again soon.
+    pub(crate) kept: RefCell<HashSet<i32>>,
     not_send: PhantomData<*const ()>,
 }
 
@@ -85,6 +88,7 @@ fn run_watched<T: Send>(
                 sigchld_taken,
                 lease: RefCell::default(),
                 holds_update_lock: Cell::new(false),
+                kept: RefCell::default(),
                 not_send: PhantomData,
             })
         };

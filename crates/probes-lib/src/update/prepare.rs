@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, Error, MemoryError, MemoryPart, ProbeError, Result};
 use crate::memory::ReadMemory;
+use crate::memory::WriteMemory;
 use crate::memory::shadow::Shadowed;
 use crate::process::Process;
 use crate::process::image::Image;
@@ -262,9 +263,7 @@ impl PreparedUpdate<'_> {
             return Ok(PatchOutcome::Outdated);
         }
         let mut memory = memory.over(stopped.memory(memory.bare())?);
-        self.forget_overruled();
-        patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
-            .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
+        self.apply(&mut memory)
     }
 
     /// Same as [`PreparedUpdate::carry_out`], while the process runs.
@@ -291,9 +290,7 @@ impl PreparedUpdate<'_> {
             }
         }
         let mut memory = memory.over(memory.bare().while_it_runs());
-        self.forget_overruled();
-        patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
-            .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
+        self.apply(&mut memory)
     }
 
     /// Same as [`PreparedUpdate::carry_out`], in the current process, while none of its objects can be
@@ -310,9 +307,12 @@ impl PreparedUpdate<'_> {
             return Ok(PatchOutcome::Outdated);
         }
         let running = memory.over(memory.bare().while_it_runs());
+        self.apply(&mut OwnMemory::new(running, |at| self.file_page(at)))
+    }
+
+    fn apply(&self, memory: &mut impl WriteMemory) -> Result<PatchOutcome> {
         self.forget_overruled();
-        let mut memory = OwnMemory::new(running, |at| self.file_page(at));
-        patch::apply(&self.plan, &self.layout, process.pid(), &mut memory)
+        patch::apply(&self.plan, &self.layout, self.context.process.pid(), memory)
             .map_err(|error| error.with_effect_if_none(Effect::NothingChanged))
     }
 

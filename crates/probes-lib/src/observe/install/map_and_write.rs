@@ -131,6 +131,7 @@ impl Prepared {
         data: DataMapping<'_>,
     ) -> Result<Stopped<'s>> {
         let mut stopped = self.map_arenas(injector, stopped, data)?;
+        injector.clear(&stopped)?;
         // A program that has not run yet has inherited our PR_SET_TSC mode: it may read the TSC.
         let is_running = matches!(injector.mode, RedirectMode::RunningProcess);
         let timed = self.arenas.first().filter(|_| self.plan.is_timed());
@@ -147,7 +148,6 @@ impl Prepared {
         if reads_them && needs_control_blocks {
             refuse_without_control_block(injector.process, injector.memory, &stopped)?;
         }
-        injector.clear(&stopped)?;
         let len: usize = self.codes.iter().map(Vec::len).sum();
         let mut is_written = false;
         if is_running && len > WRITTEN_WHILE_STOPPED {
