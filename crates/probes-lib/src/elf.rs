@@ -2,7 +2,7 @@
 //! the whole file, and checks each offset and size against the file's length before use.
 
 pub(crate) mod arguments;
-mod bytecode;
+pub(crate) mod bytecode;
 mod compression;
 mod debug_copy;
 mod debug_cost;
@@ -11,6 +11,7 @@ mod debug_units;
 mod entry_lines;
 pub(crate) mod file_version;
 pub(crate) mod functions;
+mod line_tables;
 pub(crate) mod lines;
 pub(crate) mod mangling;
 pub(crate) mod note;

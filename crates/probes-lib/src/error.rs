@@ -23,7 +23,7 @@ use crate::address::LiveAddr;
 
 pub use file::{ElfDefect, FileError, MalformedNote, NoteDefect, ProbeDefect};
 pub use function::FunctionError;
-pub(crate) use function::unusable;
+pub(crate) use function::and_unusable;
 pub use launch::LaunchError;
 pub use memory::{MemoryError, MemoryPart};
 pub use observe::{

@@ -201,9 +201,12 @@ impl Unwinder {
 
     /// Replaces the trampolines that it knows by those that are mapped now.
     pub(crate) fn set_trampolines(&mut self, mapped: Vec<MappedTrampolines>) {
-        self.trampolines = mapped;
-        // Those of patched functions are not in their code.
-        self.jumps_out.clear();
+        if mapped != self.trampolines {
+            self.trampolines = mapped;
+            // Both are of the code as it was, patched or not.
+            self.rows.clear();
+            self.jumps_out.clear();
+        }
     }
 
     /// Returns the trampolines that have code there.

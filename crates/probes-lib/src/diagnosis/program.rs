@@ -6,6 +6,7 @@ use nix::fcntl::OFlag;
 
 use super::{Check, CheckKind, CheckResult, stale};
 use crate::elf::ElfFile;
+use crate::elf::bytecode::OCAML_FRAMETABLE;
 use crate::elf::functions::{FunctionTable, NameCounts, frametable_calls};
 use crate::error::{
     self, Error, ErrorKind, MemoryPart, Operation, ProcessError, RuntimeEventsError, number_of,
@@ -21,9 +22,6 @@ use crate::runtime_events::{RuntimeEvents, has_runtime, version_of_process};
 use crate::site::SITE_LEN;
 use crate::target::Target;
 use crate::update::snapshot::State;
-
-/// A symbol of every native OCaml program that is not stripped.
-const OCAML_SYMBOL: &str = "caml_frametable";
 
 /// The checks of the files that are mapped with code.
 const FILE_CHECKS: [CheckKind; 6] = [
@@ -145,10 +143,7 @@ fn symbols(elf: &ElfFile) -> Check {
     if symbols > 0 {
         Check::pass(kind, finding)
     } else {
-        let unusable = elf.unusable_debug_file();
-        let unusable = unusable.map_or(String::new(), |path| {
-            format!(", and {}", error::unusable(path))
-        });
+        let unusable = error::and_unusable(elf.unusable_debug_file());
         Check::fail(
             kind,
             format!("the program is stripped{unusable}; {finding}"),
@@ -167,12 +162,12 @@ fn frametables(elf: &ElfFile) -> Check {
                 number_of(calls, "call")
             ),
         )
-    } else if elf.data_symbol(OCAML_SYMBOL).is_some() {
+    } else if elf.data_symbol(OCAML_FRAMETABLE).is_some() {
         Check::fail(kind, "the frametables of the program have no source lines")
     } else {
         Check::pass(
             kind,
-            "no symbol caml_frametable: the program has no OCaml code, or is stripped",
+            format!("no symbol {OCAML_FRAMETABLE}: the program has no OCaml code, or is stripped"),
         )
     }
 }

@@ -7,12 +7,12 @@ use crate::elf::ElfFile;
 const OF_BYTECODE: &str = "caml_names_of_builtin_cprim";
 
 /// What every native OCaml program has, even one that also interprets bytecode.
-const OF_NATIVE: &str = "caml_frametable";
+pub(crate) const OCAML_FRAMETABLE: &str = "caml_frametable";
 
 impl ElfFile {
     /// Returns whether the file interprets OCaml bytecode and has no native OCaml code.
     pub(crate) fn interprets_bytecode(&self) -> bool {
-        let look_up = || self.exports(OF_BYTECODE) && !self.exports(OF_NATIVE);
+        let look_up = || self.exports(OF_BYTECODE) && !self.exports(OCAML_FRAMETABLE);
         *self.interprets_bytecode.get_or_init(look_up)
     }
 }

@@ -55,6 +55,12 @@ struct Link {
     checksum: u32,
 }
 
+/// Whether a file could not be opened because it is not there.
+fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotADirectory, NotFound};
+    matches!(error.kind(), NotFound | NotADirectory)
+}
+
 impl Found {
     fn usable(&self) -> Option<&ElfFile> {
         match self {
@@ -144,7 +150,7 @@ impl ElfFile {
         let mut unusable = None;
         for (path, wanted) in by_id.chain(by_name) {
             let file = match open_regular(&path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) if is_absence(&error) => continue,
                 Ok(file) if is_same(&file, &self.file) => continue,
                 file => file,
             };

@@ -3,20 +3,22 @@
 //! The line table has two rows for the address of such a function: first that of the function, then that of the code. A search by
 //! address finds the latter, and would show a function of `cafe.ml` in `list.ml`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use gimli::{
-    AttributeValue, DW_AT_language, DW_LANG_Mips_Assembler, Dwarf, DwarfSections, EndianSlice,
-    IncompleteLineProgram, LittleEndian, Section, Unit,
+    AttributeValue, DW_AT_language, DW_LANG_Mips_Assembler, Dwarf, IncompleteLineProgram, Unit,
 };
 
 use crate::address::FileAddr;
-use crate::elf::debug_units::{DebugUnits, is_needed};
-use crate::elf::lines::{MAX_PATHS, path_of};
-use crate::elf::{DwarfBytes, ElfFile, MAX_SECTION};
+use crate::elf::line_tables::LineTables;
+use crate::elf::lines::path_of;
+use crate::elf::{DwarfBytes, ElfFile};
 
 /// The most lines that are known. No program has so many functions.
 const MAX_LINES: usize = 1 << 20;
+
+/// The most bytes of paths of source files that are kept. The units of a large program have some megabytes.
+const MAX_KEPT_PATHS: usize = 64 << 20;
 
 /// The lines of the functions of one file.
 #[derive(Debug, Default)]
@@ -51,30 +53,19 @@ struct RowsOfAddress {
 }
 
 impl EntryLines {
-    /// Reads them, as far as the tables can be read.
+    /// Reads them from the tables that can be read.
     pub(super) fn of(elf: &ElfFile) -> EntryLines {
         let mut found = EntryLines::default();
-        let section = |id| {
-            let bytes = is_needed(id).then(|| elf.debug_section(id, MAX_SECTION));
-            Ok::<_, gimli::Error>(bytes.flatten().unwrap_or_default())
-        };
-        let Ok(sections) = DwarfSections::load(section) else {
-            return found;
-        };
-        let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
+        let tables = LineTables::of(elf);
         let mut limits = LineLimits {
-            rows: dwarf.debug_line.reader().slice().len(),
-            paths: MAX_PATHS,
+            rows: tables.max_rows(),
+            paths: MAX_KEPT_PATHS,
         };
-        let mut seen = HashSet::new();
-        let mut units = DebugUnits::of(&dwarf);
-        while let Some(unit) = units.next() {
-            if let Some(program) = unit.line_program.clone().filter(|_| is_assembled(&unit)) {
-                if seen.insert(program.header().offset().0) {
-                    found.read_rows(&dwarf, &unit, program, &mut limits);
-                }
+        tables.for_each(|dwarf, unit, table| {
+            if is_assembled(unit) {
+                found.read_rows(dwarf, unit, table, &mut limits);
             }
-        }
+        });
         found.lines.sort_by_key(|it| it.address);
         found
     }
@@ -91,12 +82,12 @@ impl EntryLines {
         &mut self,
         dwarf: &Dwarf<DwarfBytes<'_>>,
         unit: &Unit<DwarfBytes<'_>>,
-        program: IncompleteLineProgram<DwarfBytes<'_>>,
+        table: IncompleteLineProgram<DwarfBytes<'_>>,
         limits: &mut LineLimits,
     ) {
         let mut found = Vec::new();
         let mut same: Option<RowsOfAddress> = None;
-        let mut rows = program.rows();
+        let mut rows = table.rows();
         while let Ok(Some((_, row))) = rows.next_row() {
             limits.rows = limits.rows.saturating_sub(1);
             if limits.rows == 0 || self.lines.len() + found.len() > MAX_LINES {

@@ -2,21 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use gimli::{
-    AttributeValue, Dwarf, DwarfSections, EndianSlice, FileEntry, IncompleteLineProgram,
-    LineProgramHeader, LittleEndian, Section, SectionId, Unit,
-};
+use gimli::{AttributeValue, Dwarf, FileEntry, IncompleteLineProgram, LineProgramHeader, Unit};
 
 use crate::address::FileAddr;
-use crate::elf::debug_units::{DebugUnits, is_needed};
-use crate::elf::{DwarfBytes, ElfFile, MAX_SECTION};
+use crate::elf::line_tables::LineTables;
+use crate::elf::{DwarfBytes, ElfFile};
 
 /// The most bytes of names of source files that are read for suggestions.
 const MAX_NAMES: usize = 1 << 20;
 
 /// The most bytes of paths of source files that are built. No program has so many; a hostile file may have long names that it uses for
 /// each of a million files.
-pub(super) const MAX_PATHS: usize = 2 << 30;
+const MAX_PATHS: usize = 2 << 30;
 
 /// The most places of one line that are found. No compiler makes so many.
 const MAX_PLACES: usize = 1 << 16;
@@ -72,42 +69,24 @@ impl LineSearch {
         elf: &ElfFile,
         function_at: impl Fn(FileAddr) -> Option<FileAddr>,
     ) -> Vec<FileAddr> {
-        let section = |id| {
-            let bytes = is_needed(id)
-                .then(|| elf.debug_section(id, MAX_SECTION))
-                .flatten();
-            bytes.unwrap_or_default()
-        };
-        self.places(section, function_at)
+        self.places(&LineTables::of(elf), function_at)
     }
 
-    /// Same as [`LineSearch::places_in`], for a file with these sections.
+    /// Same as [`LineSearch::places_in`], for a file with these tables.
     fn places(
         &mut self,
-        section: impl Fn(SectionId) -> Vec<u8>,
+        tables: &LineTables,
         function_at: impl Fn(FileAddr) -> Option<FileAddr>,
     ) -> Vec<FileAddr> {
-        let Ok(sections) = DwarfSections::load(|id| Ok::<_, gimli::Error>(section(id))) else {
-            return Vec::new();
-        };
-        let dwarf = sections.borrow(|bytes| EndianSlice::new(bytes, LittleEndian));
         let mut starts = BTreeMap::new();
-        // Each row takes at least one byte of the section. Those of a hostile file may overlap, and have more rows.
-        let mut rows_left = dwarf.debug_line.reader().slice().len();
+        let mut rows_left = tables.max_rows();
         self.has_tables |= rows_left > 0;
-        let mut seen = HashSet::new();
-        let mut units = DebugUnits::of(&dwarf);
-        while let Some(unit) = units.next() {
-            let Some(program) = unit.line_program.clone() else {
-                continue;
-            };
-            if seen.insert(program.header().offset().0) {
-                let files = self.files_of(&dwarf, &unit, &program);
-                if !files.is_empty() {
-                    self.read_rows(program, &files, &function_at, &mut rows_left, &mut starts);
-                }
+        tables.for_each(|dwarf, unit, table| {
+            let files = self.files_of(dwarf, unit, &table);
+            if !files.is_empty() {
+                self.read_rows(table, &files, &function_at, &mut rows_left, &mut starts);
             }
-        }
+        });
         let has_code = |start: &&Start| !start.is_empty;
         let with_code = starts.values().filter(has_code).map(|start| start.function);
         let with_code: HashSet<FileAddr> = with_code.collect();
@@ -121,9 +100,9 @@ impl LineSearch {
         &mut self,
         dwarf: &Dwarf<DwarfBytes<'_>>,
         unit: &Unit<DwarfBytes<'_>>,
-        program: &IncompleteLineProgram<DwarfBytes<'_>>,
+        table: &IncompleteLineProgram<DwarfBytes<'_>>,
     ) -> BTreeMap<u64, String> {
-        let header = program.header();
+        let header = table.header();
         let first = u64::from(header.version() < 5);
         let mut files = BTreeMap::new();
         for (index, file) in (first..).zip(header.file_names()) {
@@ -148,7 +127,7 @@ impl LineSearch {
 
     fn read_rows(
         &mut self,
-        program: IncompleteLineProgram<DwarfBytes<'_>>,
+        table: IncompleteLineProgram<DwarfBytes<'_>>,
         files: &BTreeMap<u64, String>,
         function_at: impl Fn(FileAddr) -> Option<FileAddr>,
         rows_left: &mut usize,
@@ -156,7 +135,7 @@ impl LineSearch {
     ) {
         // The function and address of the last statement, if it was of the line.
         let mut last: Option<(FileAddr, FileAddr)> = None;
-        let mut rows = program.rows();
+        let mut rows = table.rows();
         while let Ok(Some((_, row))) = rows.next_row() {
             *rows_left = rows_left.saturating_sub(1);
             if *rows_left == 0 || starts.len() > MAX_PLACES {

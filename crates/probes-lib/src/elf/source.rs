@@ -11,6 +11,7 @@ use addr2line::Loader;
 
 use crate::address::FileAddr;
 use crate::elf::ElfFile;
+use crate::elf::bytecode::OCAML_FRAMETABLE;
 use crate::elf::compression::WHAT;
 use crate::elf::debug_copy::{self, DebugCopy};
 use crate::elf::entry_lines::EntryLines;
@@ -18,7 +19,7 @@ use crate::elf::mangling;
 use crate::error::{Error, FileError, Result};
 
 /// Each file with OCaml code has one of these symbols: a program, or a plugin.
-const OCAML_SYMBOLS: [&str; 2] = ["caml_frametable", "caml_plugin_header"];
+const OCAML_SYMBOLS: [&str; 2] = [OCAML_FRAMETABLE, "caml_plugin_header"];
 
 /// The symbols and line table of one file.
 ///

@@ -146,10 +146,12 @@ pub enum FunctionError {
     },
 }
 
-/// Returns what is said of a separate debug file that is not used.
-pub(crate) fn unusable(debug_file: &Path) -> String {
-    let path = debug_file.display();
-    format!("{path} cannot be used: it is of another build, damaged, or not readable")
+/// Returns how a sentence goes on if there is a separate debug file that is not used.
+pub(crate) fn and_unusable(debug_file: Option<&Path>) -> String {
+    debug_file.map_or(String::new(), |path| {
+        let path = path.display();
+        format!(", and {path} cannot be used: it is of another build, damaged, or not readable")
+    })
 }
 
 impl FunctionError {
@@ -184,9 +186,7 @@ impl FunctionError {
                     1 => format!("; 1 function of {file} has no name: it is stripped"),
                     _ => format!("; {unnamed} functions of {file} have no name: it is stripped"),
                 },
-                unusable_debug_file
-                    .as_ref()
-                    .map_or(String::new(), |path| format!(", and {}", unusable(path))),
+                and_unusable(unusable_debug_file.as_deref()),
                 unreadable_suffix(unreadable),
                 did_you_mean(near)
             ),

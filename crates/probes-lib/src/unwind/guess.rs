@@ -15,6 +15,9 @@ const MAX_SEARCHED: u64 = 64 << 10;
 /// The most return addresses that are tried.
 const MAX_TRIED: usize = 64;
 
+/// How many frames, at most, are found from those that are tried: the process may be stopped meanwhile.
+const MAX_FRAMES_TRIED: usize = 1 << 16;
+
 /// Returns the frames of the callers. The return address is taken to be the first word above the stack pointer that is the
 /// address after a direct call of this function, and from which the stack can be unwound to its end; if there is none,
 /// the first such word after any call, if each frame may have been called by the next one: return addresses of earlier
@@ -32,6 +35,7 @@ pub(super) fn caller(
     let stack_pointer = registers.get(RSP)?;
     let end = stack_pointer.saturating_add(MAX_SEARCHED);
     let function = unwinder.object(registers.ip)?.live(&row.function);
+    let mut frames = 0;
     for callee in [Some(&function), None] {
         let mut tried = 0;
         for at in (stack_pointer..end).step_by(8) {
@@ -41,13 +45,14 @@ pub(super) fn caller(
             if !unwinder.has_code(LiveAddr(word)) || !follows_call(word, callee, memory) {
                 continue;
             }
-            if tried == MAX_TRIED {
+            if tried == MAX_TRIED || frames >= MAX_FRAMES_TRIED {
                 break;
             }
             tried += 1;
             let mut with_base = registers;
             with_base.set(RBP, Some(at.wrapping_add(8).wrapping_sub(offset as u64)));
             let mut rest = unwinder.unwind_from(with_base, is_exact, false, memory);
+            frames += rest.frames.len();
             let is_direct = callee.is_some();
             if rest.end == StackEnd::Outermost
                 && (is_direct || unwinder.are_called(&rest.frames, memory))

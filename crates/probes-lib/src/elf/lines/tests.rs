@@ -1,6 +1,7 @@
 use std::fs;
 use std::process::Command;
 
+use gimli::SectionId;
 use test_support::{Scratch, fixture, program_forms};
 
 use super::*;
@@ -134,7 +135,7 @@ proptest::proptest! {
         };
         let len = section(SectionId::DebugLine).len();
         let mut search = LineSearch::new("calls.c", line);
-        let places = search.places(section, |address| Some(FileAddr(address.0 & !0xff)));
+        let places = search.places(&LineTables::in_sections(section), |address| Some(FileAddr(address.0 & !0xff)));
         proptest::prop_assert!(places.len() <= len);
     }
 }
