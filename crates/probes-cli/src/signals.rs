@@ -56,8 +56,8 @@ pub(crate) struct TerminationSignals {
     was_interrupted: Cell<bool>,
 }
 
-/// Starts a thread that waits for one of these signals, and lets it end the tool [`TIME_TO_FINISH`] later; not if there
-/// are newer [`TerminationSignals`] then. A started program gets the signal first.
+/// Starts a thread that waits for one of these signals, and lets it end the tool [`TIME_TO_FINISH`] later, or
+/// [`TIME_TO_FINISH_BEFORE_WAIT`]; not if there are newer [`TerminationSignals`] then. A started program gets the signal first.
 fn end_later(signals: TerminationSignals) -> io::Result<()> {
     let end = move || {
         let mut fds = [PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
@@ -111,8 +111,8 @@ impl TerminationSignals {
         })
     }
 
-    /// Lets the signals end the tool, once there is nothing left to undo. If none has come so far, the first one ends it a second
-    /// later: Ctrl-C may end an observed program and the tool at once, and the tool then still writes its answer.
+    /// Lets the signals end the tool, once there is nothing left to undo. If none has come so far, the first one ends it a little
+    /// later ([`TIME_TO_FINISH`], [`TIME_TO_FINISH_BEFORE_WAIT`]): Ctrl-C may end an observed program and the tool at once, and the tool then still writes its answer.
     pub(crate) fn unblock(self) {
         // The pending ones have been handled; if they stayed pending, they would kill the tool now.
         self.take_interrupt();

@@ -1,5 +1,5 @@
-//! The loop that reads the runtime events of a process until the end. `top`, `serve`, and `trace` and `record` of a
-//! program that they start have loops of their own.
+//! The loop that reads the runtime events of a process until the end. `top`, `serve`, `trace`, and `record` of hits have loops
+//! of their own.
 
 use std::iter;
 use std::time::{Duration, Instant};

@@ -96,8 +96,7 @@ impl GapWarning {
                 messages.warning(
                     WarningKind::Forked,
                     &caution,
-                    "`-pid CHILD` observes one of them, and -follow all of them; a program that `trace` starts is observed with all \
-                     processes that it forks",
+                    "`-pid CHILD` observes one of them, and `-pid PID -follow` a process with all that it forks",
                 );
             }
         }

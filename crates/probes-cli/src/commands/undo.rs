@@ -11,13 +11,13 @@ use crate::signals::TerminationSignals;
 use crate::text::join_first_few;
 
 /// How long attempts are repeated while the error is transient.
-const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// After how long a note says that attempts are repeated.
 const NOTED_AFTER: Duration = Duration::from_secs(1);
 
 /// How long until the next attempt.
-const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Undoes the changes of `hold`. Retries transient errors for 30 s or until a termination signal. Returns `None` if the
 /// process has exited or exec'd, which leaves nothing to undo.

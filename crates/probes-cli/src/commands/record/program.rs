@@ -28,17 +28,12 @@ use crate::commands::step_failures::{StepFailures, report_failures};
 use crate::commands::uncounted::{
     note_unknown_arguments, warn_of_missing_exits, warn_of_uncounted_from_start,
 };
+use crate::commands::undo::{RETRY_INTERVAL, RETRY_TIMEOUT};
 use crate::commands::until_exit::{Waiter, wait_and_record};
 use crate::commands::wait::Wait;
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::Next;
-
-/// For how long the removal of an observation is retried while the program runs.
-const REMOVAL_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// How long until the next attempt.
-const REMOVAL_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Starts and records a program. Returns its status, or 1 if that is 0 and the recording is not complete.
 pub(super) fn run(
@@ -293,7 +288,7 @@ impl ProgramRecorder<'_> {
 }
 
 /// Removes the observation, whether the program still runs or not. While it runs, transient failures (another tool
-/// traces it, for example) are retried for [`REMOVAL_TIMEOUT`].
+/// traces it, for example) are retried for [`RETRY_TIMEOUT`].
 fn remove(
     observer: &mut Observer,
     waiter: &Waiter,
@@ -302,10 +297,10 @@ fn remove(
     loop {
         let removed = waiter.trace(|| observer.remove());
         let is_to_be_tried_again = removed.as_ref().is_err_and(probes_lib::Error::is_transient);
-        if !is_to_be_tried_again || begun.elapsed() >= REMOVAL_TIMEOUT {
+        if !is_to_be_tried_again || begun.elapsed() >= RETRY_TIMEOUT {
             return removed;
         }
-        if waiter.exited.recv_timeout(REMOVAL_RETRY_INTERVAL) != Err(RecvTimeoutError::Timeout) {
+        if waiter.exited.recv_timeout(RETRY_INTERVAL) != Err(RecvTimeoutError::Timeout) {
             // It has exited meanwhile.
             return waiter.trace(|| observer.remove());
         }
