@@ -197,7 +197,7 @@ fn tutorial_works_as_written() {
     page!("tutorial");
 }
 
-// promise: Documents: So does every command of the pages by task (5 pages)
+// promise: Documents: So does every command of the pages by task (6 pages)
 #[test]
 fn slow_requests_are_found_as_written() {
     page!("tasks/slow-request");
@@ -211,6 +211,11 @@ fn waits_are_found_as_written() {
 #[test]
 fn allocations_are_found_as_written() {
     page!("tasks/allocation");
+}
+
+#[test]
+fn exceptions_are_found_as_written() {
+    page!("tasks/exceptions");
 }
 
 #[test]
