@@ -112,7 +112,8 @@ impl TerminationSignals {
     }
 
     /// Lets the signals end the tool, once there is nothing left to undo. If none has come so far, the first one ends it a little
-    /// later ([`TIME_TO_FINISH`], [`TIME_TO_FINISH_BEFORE_WAIT`]): Ctrl-C may end an observed program and the tool at once, and the tool then still writes its answer.
+    /// later ([`TIME_TO_FINISH`], [`TIME_TO_FINISH_BEFORE_WAIT`]): Ctrl-C may end an observed program and the tool at once, and the
+    /// tool then still writes its answer.
     pub(crate) fn unblock(self) {
         // The pending ones have been handled; if they stayed pending, they would kill the tool now.
         self.take_interrupt();

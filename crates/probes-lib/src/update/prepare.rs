@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::address::{LiveAddr, PAGE};
 use crate::error::{Effect, Error, MemoryError, MemoryPart, ProbeError, Result};
-use crate::memory::ReadMemory;
-use crate::memory::WriteMemory;
 use crate::memory::shadow::Shadowed;
+use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
 use crate::process::image::Image;
 

@@ -222,8 +222,8 @@ impl Processes {
         process
     }
 
-    /// Ends the observation of a process that was found anew, if it is still there: the process has exited or exec'd, which was
-    /// not noticed so far, or could not be told from another one.
+    /// Ends the observation of a process that was found anew, if there is one: the process has exited or exec'd, and that was not
+    /// noticed so far. If it has not, the observation is removed like that of a process that cannot be read.
     fn close_earlier(&mut self, pid: i32) {
         let process = self.each.get_mut(&pid);
         let observed = process.and_then(|process| process.close(&self.bounds));
