@@ -166,7 +166,20 @@ pub(crate) fn remove_stale(
     successor: Option<&ObserverRecord>,
     name_of: NameOf<'_>,
 ) -> Result<Cleaned> {
-    let mut budget = TimeBudget::new(options.time_limit);
+    let budget = TimeBudget::new(options.time_limit);
+    remove_stale_within(process, memory, options, successor, name_of, budget)
+}
+
+/// Same as [`remove_stale`]; attempts are made until the `budget` is spent.
+fn remove_stale_within(
+    process: &Process,
+    memory: &ProcessMemory,
+    options: Options,
+    successor: Option<&ObserverRecord>,
+    name_of: NameOf<'_>,
+    mut budget: TimeBudget,
+) -> Result<Cleaned> {
+    let mut is_spent = false;
     let mut report = CleanReport::default();
     loop {
         let maps = read_maps(process)?;
@@ -181,12 +194,17 @@ pub(crate) fn remove_stale(
             let why_mapped = None;
             return Ok(Cleaned { report, why_mapped });
         }
+        if is_spent && !is_nothing_orphaned {
+            let error = Error::of_process(process.pid(), ProcessError::KeepsChanging);
+            return Err(error.with_effect(Effect::StillMapped));
+        }
         let remover = Remover::Other { successor, name_of };
         let removed = remove_all(process, memory, &arenas, options, remover, || Ok(()));
+        is_spent = budget.is_spent();
         let is_unmapped = removed
             .as_ref()
             .is_err_and(|error| is_unmapped_meanwhile(process, memory, &arenas, error));
-        if is_unmapped && !budget.is_spent() {
+        if is_unmapped && !is_spent {
             continue;
         }
         let removed = removed.map_err(|error| {
@@ -200,15 +218,13 @@ pub(crate) fn remove_stale(
             sites: removed.sites,
             still_mapped: removed.still_mapped,
         });
-        let why_mapped = removed.why_mapped;
-        let is_final = !why_mapped.as_ref().is_none_or(may_succeed_later) || budget.is_spent();
-        if is_nothing_orphaned && (why_mapped.is_none() || is_final) {
-            return Ok(Cleaned { report, why_mapped });
-        } else if is_final {
+        match removed.why_mapped {
+            Some(why) if !is_spent && may_succeed_later(&why) => {}
+            why_mapped if is_nothing_orphaned => return Ok(Cleaned { report, why_mapped }),
             // A thread may still execute a call that maps memory, and only the code in the cave says what.
-            let changing = || Error::of_process(process.pid(), ProcessError::KeepsChanging);
-            let error = why_mapped.unwrap_or_else(changing);
-            return Err(error.with_effect(Effect::StillMapped));
+            Some(why) => return Err(why.with_effect(Effect::StillMapped)),
+            // What was orphaned should be gone now.
+            None => {}
         }
     }
 }

@@ -97,11 +97,17 @@ impl Injected {
     }
 
     fn remove_stale(&self) -> Result<Cleaned> {
+        self.remove_stale_within(PATIENT)
+    }
+
+    /// Makes attempts in this time, each as long as it needs.
+    fn remove_stale_within(&self, time: Duration) -> Result<Cleaned> {
+        let (process, memory, budget) = (&self.process, &self.memory, TimeBudget::new(time));
         let options = Options {
             time_limit: PATIENT,
             ..Options::default()
         };
-        remove_stale(&self.process, &self.memory, options, None, &|_| None)
+        remove_stale_within(process, memory, options, None, &|_| None, budget)
     }
 
     fn is_mapped(&self) -> bool {
@@ -128,6 +134,16 @@ fn redirected_thread_gets_time_to_leave() {
         assert!(!injected.is_mapped() && injected.is_cave_empty());
         injected.talker.hits();
     }
+}
+
+#[test]
+fn last_attempt_to_remove_may_succeed() {
+    let mut injected = Injected::start();
+    injected.abandon_and_wait();
+    let cleaned = injected.remove_stale_within(Duration::from_nanos(1));
+    assert_eq!(cleaned.unwrap().report, CleanReport::default());
+    assert!(!injected.is_mapped() && injected.is_cave_empty());
+    injected.talker.hits();
 }
 
 #[test]
