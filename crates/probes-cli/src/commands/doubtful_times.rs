@@ -6,11 +6,14 @@ use super::untyped::warn_of_times_without_key;
 use crate::messages::Messages;
 use crate::output::{Latencies, WarningKind};
 
-/// Warns of times that may be wrong, and of times that are missing.
+/// Warns of times that may be wrong, and of times that are missing; notes those that end before what a function does.
 pub(super) fn warn_of_doubts(messages: &Messages, latencies: &Latencies<'_>) {
     warn_of_interleaved(messages, latencies.cautions(), latencies.unknown());
     warn_of_lost(messages, latencies);
     warn_of_times_without_key(messages, latencies.only_without_key());
+    if let Some(note) = latencies.that_jump() {
+        messages.note_to_people(&format!("{note}: time that function, too"));
+    }
 }
 
 /// Warns of calls and pairs that were not timed, which may be most of them.

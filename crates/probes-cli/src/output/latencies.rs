@@ -482,6 +482,14 @@ impl<'l> Latencies<'l> {
         ))
     }
 
+    /// Says which functions can end with a jump, after which the time of a call does not run.
+    pub(crate) fn that_jump(&self) -> Option<String> {
+        let names = join_first_few(&self.functions.that_jump())?;
+        Some(format!(
+            "a call of {names} can end with a jump to another function, whose time is not part of it"
+        ))
+    }
+
     /// Says how many pairs have no times, because there was no room for their starts.
     pub(crate) fn lost_times(&self) -> Option<String> {
         let lost = self.pairs.iter().map(|it| it.lost);

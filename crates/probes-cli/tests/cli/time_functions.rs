@@ -29,6 +29,8 @@ fn figures(plain: &str) -> Vec<String> {
     lines
 }
 
+const NOTE_OF_JUMPS: &str = "a call of tail can end with a jump to another function, whose time is not part of it";
+
 // promise: Functions: Calls of C functions, nested, ended by a jump, and unwound by longjmp(3), in one thread and in 16,
 //    are timed to the last one (2)
 #[test]
@@ -44,7 +46,8 @@ fn every_call_of_c_is_timed_or_unwound() {
             );
             target.ask(&format!("call {threads} 2000"), "called");
             let run = tool.end();
-            assert_eq!(run.stderr, "");
+            assert!(run.stderr.starts_with(NOTE_OF_JUMPS), "{run:?}");
+            assert_eq!(run.stderr.lines().count(), 1, "{run:?}");
             let rounds = threads * 2000;
             let expected = [
                 format!("deep {} 0 0 0 0", 6 * rounds),
@@ -177,6 +180,39 @@ fn exits_do_not_count_as_functions() {
         let cleaned = run(&format!("observe -clean -pid {pid}")).answer();
         assert_eq!(cleaned, format!("{pid} 3\n"));
         assert!(!is_observed(pid));
+    }
+}
+
+// promise: Functions: Functions that end with a jump to another one are named in text, and in JSON each has the number of its
+//    jumps (3 functions)
+#[test]
+fn functions_that_jump_are_told() {
+    for file in fixture_forms("lasting") {
+        let mut target = Talker::start(&file);
+        let mut with = |flags: &str| {
+            let tool = start_observing("latency", flags, target.pid());
+            target.ask("call 1 2", "called");
+            tool.end()
+        };
+        let run = with("-json -fn deep,tail,leaf");
+        assert_eq!(run.stderr, "");
+        let timed = called(&object(&run.answer()));
+        let exits = ["deep", "leaf", "tail"].map(|name| {
+            let number = |field: &str| timed[name][field].as_u64().unwrap();
+            (number("returns"), number("jumps"))
+        });
+        assert_eq!(exits[1], (1, 0));
+        assert!(exits[0].0 > 0 && exits[0].1 == 0, "{exits:?}");
+        assert!(exits[2].0 > 0 && exits[2].1 > 0, "{exits:?}");
+        assert!(!with("-fn deep,leaf").stderr.contains("jump"));
+        // It is timed, but not called.
+        assert!(
+            !with("-fn tail,lasts -where arg0==77")
+                .stderr
+                .contains("jump")
+        );
+        let traced = trace(&file, "-latency -fn tail", "call 1 2\\n");
+        assert!(traced.stderr.contains(NOTE_OF_JUMPS), "{traced:?}");
     }
 }
 

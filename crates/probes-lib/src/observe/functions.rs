@@ -28,6 +28,7 @@ use crate::observe::layout::semaphores::ChangedWord;
 use crate::observe::observation::CallOnce;
 use crate::observe::point::{PATCH_LEN, PatchBytes, Point, PointKind};
 use crate::observe::role::{FilterRole, FreedStackRole, IntegerRole, KeyRole, Role, StackKind};
+use crate::patch_plan::displaced::ExitKind;
 use crate::patch_plan::jump::PREFIX_LEN;
 use crate::patch_plan::site::PatchSite;
 use crate::process::code_files::MappedCode;
@@ -497,6 +498,12 @@ impl ObservedFunction {
     /// Returns what is recorded there, if it is an end of pairs.
     pub(crate) fn paired(&self) -> Option<&Role> {
         self.paired.as_deref()
+    }
+
+    /// Returns how many of the exits that are patched are of this kind.
+    pub(crate) fn count_exits(&self, kind: ExitKind) -> usize {
+        let exits = self.patches().flat_map(|patch| patch.site.exits());
+        exits.filter(|exit| exit.kind == kind).count()
     }
 
     /// Returns how it is timed, if it is.

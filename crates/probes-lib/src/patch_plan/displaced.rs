@@ -30,6 +30,7 @@ pub struct DisplacedExit {
     pub offset: usize,
     /// Whether the trampoline may change the status flags when the function is about to be left there.
     pub flags_are_dead: bool,
+    pub(crate) kind: ExitKind,
 }
 
 /// How a function is left at an exit.
@@ -102,18 +103,14 @@ impl DisplacedCopy {
                 return Err(Refusal::Unmovable { offset, what });
             }
             moved.push((LiveAddr(instruction.ip()), copy.here()));
-            let is_exit = exits.iter().any(|exit| exit.offset as u64 == offset);
-            if is_exit && instruction.flow_control() == FlowControl::ConditionalBranch {
+            let exit = exits.iter().find(|exit| exit.offset as u64 == offset);
+            if exit.is_some() && instruction.flow_control() == FlowControl::ConditionalBranch {
                 conditional.push(copy.conditional_exit(&instruction, offset)?);
                 falls_through = true;
                 continue;
             }
-            if is_exit {
-                let kind = match instruction.flow_control() {
-                    FlowControl::Return => ExitKind::Return,
-                    _ => ExitKind::Jump,
-                };
-                let code = at_exit(copy.here(), kind)?;
+            if let Some(exit) = exit {
+                let code = at_exit(copy.here(), exit.kind)?;
                 copy.code.extend(code);
             }
             if is_call(&instruction) {

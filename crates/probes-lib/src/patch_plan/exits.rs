@@ -8,8 +8,7 @@ use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Regis
 use crate::address::{CodeRange, FileAddr, PAGE};
 use crate::error::Refusal;
 use crate::patch_plan::code::Body;
-use crate::patch_plan::displaced::DisplacedExit;
-use crate::patch_plan::displaced::has_call;
+use crate::patch_plan::displaced::{DisplacedExit, ExitKind, has_call};
 use crate::patch_plan::instruction::{has_near_target, is_call, is_straight};
 use crate::patch_plan::jump::{JUMP_LEN, Jump, PREFIX_LEN, SHORT_LEN};
 use crate::patch_plan::place::Swept;
@@ -323,6 +322,10 @@ impl Exits<'_> {
         DisplacedExit {
             offset: (exit.ip() - start) as usize,
             flags_are_dead: flags_are_dead && !are_returned,
+            kind: match exit.flow_control() {
+                FlowControl::Return => ExitKind::Return,
+                _ => ExitKind::Jump,
+            },
         }
     }
 

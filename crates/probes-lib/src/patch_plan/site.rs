@@ -2,8 +2,6 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use iced_x86::FlowControl;
-
 use crate::address::{FileAddr, LiveAddr, LoadBias, PAGE};
 use crate::error::Refusal;
 use crate::patch_plan::code::decode;
@@ -111,11 +109,7 @@ impl PatchSite {
 
     /// Leaves out the exits that are not returns.
     pub(crate) fn keep_returns(&mut self) {
-        let instructions = decode(&self.displaced, self.address.0);
-        let returns = instructions.filter(|it| it.flow_control() == FlowControl::Return);
-        let returns: Vec<u64> = returns.map(|it| it.ip() - self.address.0).collect();
-        self.exits
-            .retain(|exit| returns.contains(&(exit.offset as u64)));
+        self.exits.retain(|exit| exit.kind == ExitKind::Return);
     }
 
     /// Returns whether the bytes that are written are on one page, so that they can be written at once. Five bytes

@@ -45,6 +45,8 @@ struct TimedFunctionRow<'l> {
     lost: u64,
     unwound: u64,
     untyped: u64,
+    returns: usize,
+    jumps: usize,
     #[serde(flatten)]
     own: Option<SelfTimes>,
     /// If they are distinguished.
@@ -156,6 +158,13 @@ impl<'l> TimedFunctionsView<'l> {
         let others = rows.iter();
         let others = others.flat_map(|row| [row.summary.count, row.running, row.unwound]);
         (names, lost, saturating_sum(others.chain([lost])))
+    }
+
+    /// The names of the functions with times that can end with a jump to another function.
+    pub(super) fn that_jump(&self) -> Vec<&str> {
+        let rows = self.rows.iter();
+        let rows = rows.filter(|row| row.jumps > 0 && row.summary.count > 0);
+        rows.map(|row| row.name).collect()
     }
 
     /// A line for each function, and below it one for each of its callers; all begin with the time `at`, if given.
@@ -299,6 +308,8 @@ impl<'l> TimedFunctionRow<'l> {
             lost: function.lost(),
             unwound: function.unwound(),
             untyped: function.untyped(),
+            returns: function.returns(),
+            jumps: function.jumps(),
             own: function.total().map(|total| SelfTimes {
                 doubtful: function.doubtful(),
                 sum: function.sum(),

@@ -20,6 +20,7 @@ use crate::observe::read::data_source;
 use crate::observe::read::ring::word;
 use crate::observe::read::times::Times;
 use crate::observe::role::StackKind;
+use crate::patch_plan::displaced::ExitKind;
 use crate::ticks::TickMeasurement;
 
 /// How long the calls of a function lasted, from entry to exit.
@@ -155,6 +156,17 @@ impl FunctionLatency {
     /// [`Observation::only_starts_where`](crate::Observation::only_starts_where) has no answer for them.
     pub fn untyped(&self) -> u64 {
         self.figures.untyped
+    }
+
+    /// Returns at how many places in its code it returns.
+    pub fn returns(&self) -> usize {
+        self.functions.functions[self.index].count_exits(ExitKind::Return)
+    }
+
+    /// Returns at how many places in its code it is left with a jump to another function, a call in tail position. The
+    /// time of a call that ends there is without that of the other function.
+    pub fn jumps(&self) -> usize {
+        self.functions.functions[self.index].count_exits(ExitKind::Jump)
     }
 
     /// Returns whether it is called on the stack of a fiber of OCaml 5; otherwise on that of a thread.

@@ -4,7 +4,7 @@ use test_support::fixture;
 
 use super::*;
 use crate::Functions;
-use crate::patch_plan::displaced::DisplacedExit;
+use crate::patch_plan::displaced::{DisplacedExit, ExitKind};
 
 /// Returns a site that displaces these bytes.
 fn site(address: u64, displaced: &[u8], jump: Jump) -> PatchSite {
@@ -39,19 +39,18 @@ fn exits_that_are_jumps_can_be_left_out() {
     let bytes = b"\x48\x85\xff\x75\x06\xb8\x01\0\0\0\xc3";
     let (planner, ranges) = planner_of(&[bytes, b"\xb8\x01\0\0\0\xc3"]);
     let mut plan = planner.function(ranges[0]).exits.unwrap();
-    let exit = |offset| DisplacedExit {
+    let exit = |offset, kind| DisplacedExit {
         offset,
         flags_are_dead: true,
+        kind,
     };
-    assert_eq!(plan.entry.exits(), [exit(3)]);
-    assert_eq!(
-        (plan.sites.len(), plan.sites[0].exits()),
-        (1, &[exit(5)][..])
-    );
+    let (jump, back) = (exit(3, ExitKind::Jump), exit(5, ExitKind::Return));
+    assert_eq!(plan.entry.exits(), [jump]);
+    assert_eq!((plan.sites.len(), plan.sites[0].exits()), (1, &[back][..]));
     plan.entry.keep_returns();
     assert!(plan.entry.exits().is_empty());
     plan.sites[0].keep_returns();
-    assert_eq!(plan.sites[0].exits(), [exit(5)]);
+    assert_eq!(plan.sites[0].exits(), [back]);
 }
 
 #[test]
