@@ -50,6 +50,7 @@ Nth hit, as in `watch`. With -gc the program is started with the runtime events 
 what `gc` prints is printed when it has exited, after the rest; -gc WORK chooses functions of the
 collector instead, of any OCaml, which -count, -latency, -watch or -hist observe. With -by EXPR,...
 hits are counted (-count), or each key has a histogram (-hist), as by `count -by` and `hist -by`.
+With -where the hits are chosen; with -latency alone the pairs and calls, as by `latency -where`.
 
 Give one kind of action; only -enable and -disable can be combined. If an action fails, the program
 is not started.";

@@ -21,6 +21,14 @@ impl FilterFlags {
             None => observation,
         }
     }
+
+    /// Returns an observation of the times only of pairs and calls that begin with such a hit.
+    pub(crate) fn add_to_starts(&self, observation: Observation) -> Observation {
+        match &self.expression {
+            Some(expression) => observation.only_starts_where(expression.clone()),
+            None => observation,
+        }
+    }
 }
 
 /// Reads an expression.

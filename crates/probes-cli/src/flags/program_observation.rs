@@ -123,7 +123,7 @@ pub(crate) struct ProgramObservation {
     pub(crate) counts: bool,
     /// The keys of counts or histograms; `None`: by probe and function.
     pub(crate) by: Option<CountedBy>,
-    /// Which hits are counted, in histograms, or shown.
+    /// Which hits are counted, in histograms, or shown. Of an observation of times alone: which are timed, by their starts.
     filter: FilterFlags,
     /// The functions that are counted; without any, `-count` counts all probes.
     functions: Vec<FunctionSelector>,
@@ -261,8 +261,8 @@ impl ObserveFlags {
 
     fn refuse_filter_of_nothing(&self) -> Result<(), String> {
         let has_hits = self.count || !self.hist.is_empty() || !self.watch.is_empty();
-        if self.filter.is_given() && !has_hits {
-            let why = "-where needs -count, -hist or -watch: it chooses the hits that are counted, in a histogram, or shown";
+        if self.filter.is_given() && !has_hits && self.latency.is_empty() {
+            let why = "-where needs -count, -hist, -latency or -watch: it chooses the hits that are counted, in a histogram, timed, or shown";
             return Err(why.to_owned());
         }
         Ok(())
@@ -382,7 +382,12 @@ impl ProgramObservation {
     }
 
     pub(crate) fn observation(&self) -> Observation {
-        let mut observation = self.sample.add_to(self.filter.add_to(Observation::new()));
+        let observation = self.sample.add_to(Observation::new());
+        let mut observation = if self.counts || self.watches() || self.histogram.is_some() {
+            self.filter.add_to(observation)
+        } else {
+            self.filter.add_to_starts(observation)
+        };
         if self.counts && self.functions.is_empty() {
             observation = observation.count(Selector::All);
         }

@@ -399,10 +399,11 @@ fn what_makes_no_sense_is_refused_before() {
         assert!(run.code == Some(1) || run.code == Some(2), "{run:?}");
     }
     assert!(!is_observed(pid));
-    let run = run("trace -latency a,b -where arg0==1 -prog x");
+    let run = run("trace -gc -where arg0==1 -prog x");
     assert_eq!(run.code, Some(2));
     assert!(
-        run.stderr.contains("-where needs -count, -hist or -watch"),
+        run.stderr
+            .contains("-where needs -count, -hist, -latency or -watch"),
         "{}",
         run.stderr
     );

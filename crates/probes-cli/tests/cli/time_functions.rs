@@ -29,7 +29,8 @@ fn figures(plain: &str) -> Vec<String> {
     lines
 }
 
-const NOTE_OF_JUMPS: &str = "a call of tail can end with a jump to another function, whose time is not part of it";
+const NOTE_OF_JUMPS: &str =
+    "a call of tail can end with a jump to another function, whose time is not part of it";
 
 // promise: Functions: Calls of C functions, nested, ended by a jump, and unwound by longjmp(3), in one thread and in 16,
 //    are timed to the last one (2)

@@ -1,12 +1,12 @@
 //! `latency -fn` with `-where`: how long the calls last for which an expression is true.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use test_support::{Talker, fixture_forms, program_forms};
 
-use crate::count_functions::start_observing;
+use crate::count_functions::{start_observing, trace};
 use crate::support::{is_observed, object, run};
 
 /// Observes the calls of functions while the program executes a command; returns what is said of each function, by
@@ -25,6 +25,11 @@ fn observed(
     target.ask(command, word);
     let json = object(&tool.end().answer());
     assert!(!is_observed(target.pid()));
+    by_name(&json)
+}
+
+/// What is said of each function, by name.
+fn by_name(json: &Value) -> BTreeMap<String, Value> {
     let functions = json["functions"].as_array().unwrap().iter();
     functions
         .map(|it| (it["name"].as_str().unwrap().to_owned(), it.clone()))
@@ -82,6 +87,54 @@ fn chosen_calls_are_timed_or_unwound() {
                 }
             }
         }
+    }
+}
+
+/// What `trace` says of each function, by name, while the program executes a command.
+fn traced(file: &Path, flags: &str, command: &str) -> BTreeMap<String, Value> {
+    let run = trace(file, &format!("-json {flags}"), &format!("{command}\\n"));
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let answer = run.stderr.lines().find(|it| it.contains("\"functions\":"));
+    by_name(&object(answer.unwrap()))
+}
+
+// promise: Functions: `trace -latency -where` times the calls that `trace -count -where` counts, and of those that take some time
+//    it has no others (4 programs, 3 expressions; 2 programs)
+#[test]
+fn calls_from_the_start_are_chosen() {
+    for (files, command, functions, expressions) in asked() {
+        for file in files {
+            for expression in expressions {
+                let of = |what| {
+                    let flags = format!("-{what} -fn {functions} -where {expression}");
+                    traced(&file, &flags, command)
+                };
+                let (counted, timed) = (of("count"), of("latency"));
+                assert_eq!(timed.len(), 3, "{timed:?}");
+                for (name, function) in timed {
+                    let hits = number(&counted[&name], "hits");
+                    let ended = ["count", "unwound", "running"].map(|it| number(&function, it));
+                    let ended: u64 = ended.iter().sum();
+                    // On a busy machine some are lost because their registers cannot be saved.
+                    let with_lost = ended + number(&function, "lost");
+                    assert!(
+                        (ended..=with_lost).contains(&hits),
+                        "{expression} {function}"
+                    );
+                }
+            }
+        }
+    }
+    for file in fixture_forms("lasting") {
+        let (command, long) = (
+            "last 2 100000\\nlast 7 20",
+            "-latency -fn lasts -where elapsed>80ms",
+        );
+        let function = &traced(&file, long, command)["lasts"];
+        assert_eq!(
+            (number(function, "count"), number(function, "unwound")),
+            (2, 0)
+        );
     }
 }
 

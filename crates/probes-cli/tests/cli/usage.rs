@@ -162,7 +162,7 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "trace -count -top 3 -prog x",
         "watch -pid 7 -probe a -where arg0>",
         "watch -pid 7 -fn f -where arg0>5 -results",
-        "trace -latency a,b -where arg0>5 -prog x",
+        "trace -gc -where arg0>5 -prog x",
         "trace -latency -fn f -usdt a:b -prog x",
         "trace -watch -usdt a:b -results -prog x",
         "watch -pid 7 -usdt a:b -results",
