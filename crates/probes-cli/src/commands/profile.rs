@@ -308,7 +308,8 @@ fn print_profile(
         }
     }
     // Even if the disk is full: this is all that is left of the profile.
-    let printed = report.text(output.format);
+    let is_terminal = output.destination.is_terminal_on_stdout();
+    let printed = report.text(output.format, is_terminal);
     failures.add(printed.and_then(|text| output.print_result(&text)));
     failures.add(drawn);
     warn(args, &profile, &output.messages);

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::format::{Format, VERSION, json};
 use super::profiles::name_of;
 use super::stack_quality::StackQuality;
-use super::table::table;
+use super::table::table_of_stacks;
 use crate::failure::Failure;
 use crate::text::{Escaped, folded_path, number_of};
 
@@ -168,7 +168,13 @@ impl CountedStacks {
         hits as f64 / self.lasted.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 
-    pub(crate) fn text(&self, format: Format, shown: usize) -> Result<String, Failure> {
+    /// The `shown` stacks with the most hits. `is_terminal`: whether a terminal shows them.
+    pub(crate) fn text(
+        &self,
+        format: Format,
+        shown: usize,
+        is_terminal: bool,
+    ) -> Result<String, Failure> {
         let sorted = self.sorted();
         if format == Format::Json {
             let rows = sorted.iter().map(|(path, hits)| StackRow {
@@ -203,7 +209,8 @@ impl CountedStacks {
             let cells = rows.into_iter().map(|(hits, stack)| {
                 vec![hits.to_string(), format!("{:.1}", self.rate(hits)), stack]
             });
-            return Ok(table(&["hits", "hits/s", "stack"], cells));
+            let head = ["hits", "hits/s", "stack"];
+            return Ok(table_of_stacks(is_terminal, &head, cells));
         }
         let mut text = String::new();
         for (hits, stack) in rows {

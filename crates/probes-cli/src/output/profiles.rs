@@ -375,11 +375,12 @@ impl ProfileReport {
         }
     }
 
-    pub(crate) fn text(&self, format: Format) -> Result<String, Failure> {
+    /// `is_terminal`: whether a terminal shows it.
+    pub(crate) fn text(&self, format: Format, is_terminal: bool) -> Result<String, Failure> {
         match format {
             Format::Json => json(self),
             Format::Plain => Ok(self.plain()),
-            Format::Table => Ok(self.tables()),
+            Format::Table => Ok(self.tables(is_terminal)),
         }
     }
 
@@ -454,7 +455,7 @@ mod tests {
     fn unsampled_time_is_in_each_form() {
         let mut found = profile(vec![stack(Duration::from_secs(1), 0.01)]);
         found.not_sampled = Duration::from_secs(3);
-        let of = |by, format| report_of(&found, by).text(format).unwrap();
+        let of = |by, format| report_of(&found, by).text(format, false).unwrap();
         let row = |by| of(by, Format::Plain).lines().nth(2).unwrap().to_owned();
         assert_eq!(
             row(ProfileBy::Function),
@@ -520,7 +521,7 @@ mod tests {
         for (stack, path) in [(cut, "[cut];rec;leaf"), (guessed, "[guessed];rec;leaf")] {
             let report = report(stack, ProfileBy::Stack);
             for format in [Format::Plain, Format::Table] {
-                let text = report.text(format).unwrap();
+                let text = report.text(format, false).unwrap();
                 let mut ends = text.lines().map(|line| line.trim_end().ends_with(path));
                 assert!(ends.any(|is_path| is_path), "{text}");
             }
@@ -528,7 +529,7 @@ mod tests {
             assert_eq!(folded, format!("{path} 1000000\n").as_bytes());
             // JSON says it beside the frames.
             let json: serde_json::Value =
-                serde_json::from_str(&report.text(Format::Json).unwrap()).unwrap();
+                serde_json::from_str(&report.text(Format::Json, false).unwrap()).unwrap();
             assert_eq!(
                 json["stacks"][0]["frames"],
                 serde_json::json!(["leaf", "rec"])
@@ -597,7 +598,7 @@ mod tests {
     fn times_are_followed_by_their_errors() {
         let text = |by, format| {
             let report = report(stack(Duration::from_secs(1), 0.01), by);
-            report.text(format).unwrap()
+            report.text(format, false).unwrap()
         };
         let plain = text(ProfileBy::Function, Format::Plain);
         assert_eq!(

@@ -20,14 +20,88 @@ pub(super) fn wrapped_table(
     rows: impl Iterator<Item = Vec<String>>,
 ) -> String {
     let mut table = build(head, rows);
-    // A size of 0 means that it is unknown.
-    let columns = window_size().map_or(0, |size| size.columns);
-    if is_terminal && columns > 0 {
+    if let Some(columns) = terminal_width(is_terminal) {
         let widest_first = Priority::max(true);
-        let wrap = Width::wrap(usize::from(columns)).keep_words(true);
+        let wrap = Width::wrap(columns).keep_words(true);
         table.with(wrap.priority(widest_first));
     }
     format!("{table}\n")
+}
+
+/// A table whose last cells are stacks, the outermost function first. If a terminal shows it that is narrower, they
+/// lose outer functions, and a line below says so.
+pub(super) fn table_of_stacks(
+    is_terminal: bool,
+    head: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
+) -> String {
+    match terminal_width(is_terminal) {
+        Some(columns) => table_within(columns, head, rows.collect()),
+        None => table(head, rows),
+    }
+}
+
+/// Same as [`table_of_stacks`], in this many columns if possible.
+fn table_within(columns: usize, head: &[&str], mut rows: Vec<Vec<String>>) -> String {
+    /// Cells shorter than this help nobody.
+    const MIN_ROOM: usize = 20;
+    let Some(last) = head.len().checked_sub(1) else {
+        return String::new();
+    };
+    let widths = (0..last).map(|column| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        let widths = cells.map(|cell| get_string_width(cell));
+        widths.fold(get_string_width(head[column]), usize::max)
+    });
+    // A cell has a blank on each side, and there is a line after each but the last.
+    let others: usize = widths.map(|width| width + 3).sum();
+    let room = columns.saturating_sub(others + 2).max(MIN_ROOM);
+    let mut is_shortened = false;
+    for stack in rows.iter_mut().filter_map(|row| row.get_mut(last)) {
+        if let Some(shorter) = without_outer(stack, room) {
+            *stack = shorter;
+            is_shortened = true;
+        }
+    }
+    let mut text = table(head, rows.into_iter());
+    if is_shortened {
+        text += "\n... stands for outer functions; -format plain shows all\n";
+    }
+    text
+}
+
+/// Returns a stack without so many of its outer functions that it fits in `room`, or the innermost is left; `None` if
+/// none has to be left out. What is wrong with it, in `[]`, stays.
+fn without_outer(stack: &str, room: usize) -> Option<String> {
+    const LEFT_OUT: &str = "...;";
+    if get_string_width(stack) <= room {
+        return None;
+    }
+    let (mark, functions) = match stack.split_once(';') {
+        Some((first, others)) if first.starts_with('[') => (stack.get(..=first.len())?, others),
+        _ => ("", stack),
+    };
+    let room = room.saturating_sub(get_string_width(mark) + LEFT_OUT.len());
+    let inner = functions
+        .match_indices(';')
+        .map(|(at, _)| &functions[at + 1..]);
+    let (mut fitting, mut innermost) = (None, None);
+    for inner in inner {
+        innermost = Some(inner);
+        if get_string_width(inner) <= room {
+            fitting = Some(inner);
+            break;
+        }
+    }
+    let inner = fitting.or(innermost)?;
+    Some(format!("{mark}{LEFT_OUT}{inner}"))
+}
+
+/// The width of the terminal, if one shows the output and its width is known.
+fn terminal_width(is_terminal: bool) -> Option<usize> {
+    let size = is_terminal.then(window_size)?.ok()?;
+    // 0 means that it is unknown.
+    (size.columns > 0).then(|| usize::from(size.columns))
 }
 
 fn build(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
@@ -105,6 +179,43 @@ impl StreamedTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_stacks_lose_outer_functions() {
+        let stack = "_start;main;serve;handle;lock";
+        assert_eq!(without_outer(stack, stack.len()), None);
+        let shorter = |room| without_outer(stack, room).unwrap();
+        assert_eq!(shorter(28), "...;main;serve;handle;lock");
+        assert_eq!(shorter(26), "...;main;serve;handle;lock");
+        assert_eq!(shorter(25), "...;serve;handle;lock");
+        assert_eq!(shorter(3), "...;lock");
+        let cut = without_outer("[cut];main;serve;lock", 16).unwrap();
+        assert_eq!(cut, "[cut];...;lock");
+        // Nothing can be left out.
+        assert_eq!(without_outer("a_long_name", 3), None);
+        assert_eq!(without_outer("[cut];a_long_name", 3), None);
+    }
+
+    #[test]
+    fn tables_of_stacks_fit_the_terminal() {
+        let rows = || vec![["12", "_start;main;serve;handle;lock"], ["3", "main"]];
+        let rows = || {
+            rows()
+                .into_iter()
+                .map(|row| row.map(str::to_owned).to_vec())
+        };
+        let head = ["hits", "stack"];
+        let wide = table_within(80, &head, rows().collect());
+        assert_eq!(wide, table(&head, rows()));
+        let narrow = table_within(31, &head, rows().collect());
+        let lines: Vec<&str> = narrow.lines().collect();
+        assert_eq!(lines[2].trim_end(), " 12   | ...;serve;handle;lock");
+        assert!(
+            lines.iter().take(4).all(|line| line.len() <= 31),
+            "{narrow}"
+        );
+        assert!(lines[5].starts_with("... stands for outer functions"));
+    }
 
     #[test]
     fn streamed_columns_grow_with_their_cells() {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::Value;
+use test_support::tmux::Terminal;
 use test_support::{
     Guard, Scratch, Talker, eventually, fixture_forms, gdb, program, program_forms,
 };
@@ -123,6 +124,33 @@ fn deep_stacks_are_cut_and_say_so() {
             }
         }
         assert!(!depths.is_empty() && depths.iter().all(|frames| *frames > 1000));
+    }
+}
+
+// promise: Stacks: On a narrow terminal, a table of stacks shows their inner functions (3 widths)
+#[test]
+fn narrow_terminals_show_inner_functions() {
+    let mut target = Talker::start(&fixture_forms("lasting")[0]);
+    let pid = target.pid();
+    for width in [64, 56, 44] {
+        let terminal = Terminal::open(width, 20);
+        let tool = env!("CARGO_BIN_EXE_ocaml-probes");
+        terminal.type_line(&format!(
+            "clear; {tool} count -pid {pid} -fn leaf -by stack"
+        ));
+        terminal.wait_for("stopped ");
+        target.ask("call 1 2", "called");
+        terminal.press(&["C-c"]);
+        let screen = terminal.wait_for("... stands for outer functions; -format plain shows all");
+        let mut lines = screen.lines().map(str::trim_end);
+        let longest = lines.find(|line| line.starts_with(" 2 "));
+        let longest = longest.unwrap_or_else(|| panic!("{screen}"));
+        assert!(
+            longest.contains("| ...;") && longest.ends_with(";deep;leaf"),
+            "{screen}"
+        );
+        assert!(longest.len() <= width.into(), "{screen}");
+        target.ask("call 1 1", "called");
     }
 }
 

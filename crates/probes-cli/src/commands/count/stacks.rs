@@ -50,7 +50,8 @@ impl StackCounting {
         let mut outcome = active.run(Display::default(), &mut self);
         let mut counted = self.counted;
         counted.finish(outcome.lasted);
-        outcome.print(output, counted.text(output.format, self.top));
+        let is_terminal = output.destination.is_terminal_on_stdout();
+        outcome.print(output, counted.text(output.format, self.top, is_terminal));
         // If nothing was read, the file keeps the picture that it has.
         let graph = self.graph.filter(|_| !outcome.last.is_empty());
         if let Some((file, is_folded)) = graph {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use probes_lib::WaitTimes;
 
 use super::super::latencies::with_unit;
-use super::super::table::table;
+use super::super::table::{table, table_of_stacks};
 use super::waits::Distribution;
 use super::{FunctionTimes, NOT_SAMPLED, ProfileBy, ProfileReport, StackTimes, TotalTimes};
 use crate::text::{Escaped, folded_path, number_of, or_dash};
@@ -196,8 +196,8 @@ impl ProfileReport {
         !self.how.is_on_cpu
     }
 
-    pub(super) fn tables(&self) -> String {
-        let mut text = self.table_of_rows();
+    pub(super) fn tables(&self, is_terminal: bool) -> String {
+        let mut text = self.table_of_rows(is_terminal);
         text.push('\n');
         text.push_str(&self.totals());
         text.push('\n');
@@ -208,7 +208,7 @@ impl ProfileReport {
     }
 
     /// The rows with the longest times.
-    fn table_of_rows(&self) -> String {
+    fn table_of_rows(&self, is_terminal: bool) -> String {
         let all: f64 = self.stacks.iter().map(|it| it.seconds).sum();
         let share = |time: f64| format!("{:.1} %", 100.0 * time / all.max(1e-9));
         let is_by_function = self.how.by == ProfileBy::Function;
@@ -252,7 +252,11 @@ impl ProfileReport {
                 cells.push(Escaped(&row.name).to_string());
                 cells
             });
-            let mut text = table(&head, cells);
+            let mut text = if self.how.by == ProfileBy::Stack {
+                table_of_stacks(is_terminal, &head, cells)
+            } else {
+                table(&head, cells)
+            };
             if many > FEW {
                 let _ = writeln!(text, "\nand {} more; -format plain shows all", many - FEW);
             }
