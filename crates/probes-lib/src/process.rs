@@ -24,6 +24,7 @@ pub(crate) mod opened;
 pub(crate) mod pagemap;
 pub(crate) mod program;
 pub(crate) mod seccomp;
+pub(crate) mod sockets;
 pub(crate) mod status;
 pub(crate) mod stop_time;
 pub(crate) mod tool;

@@ -41,7 +41,7 @@ use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
-use crate::process::{self, Process, denial};
+use crate::process::{self, Process, denial, sockets};
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::trace::tracer::with_tracer;
 use crate::unwind::memory::CachedPages;
@@ -266,8 +266,11 @@ impl Stacks {
         });
         let threads = readings.into_iter().map(|reading| self.named(reading));
         let mut threads: Vec<ThreadStack> = threads.collect();
+        let waited_for = threads.iter().filter_map(ThreadStack::socket);
+        let peers = sockets::peers(&self.process, &waited_for.collect());
         for thread in &mut threads {
             thread.set_owner(&owners);
+            thread.set_peer(&peers);
         }
         Ok(StackReport {
             threads,

@@ -63,8 +63,12 @@ struct Call {
     waits_for: Option<String>,
     /// The descriptor of the file that it waits for.
     descriptor: Option<i32>,
+    /// What the socket that it waits for is connected to.
+    peer: Option<String>,
     /// The thread that holds the mutex that it waits for.
     owner: Option<i32>,
+    /// The process that it waits for.
+    child: Option<i32>,
 }
 
 #[derive(Debug, Serialize)]
@@ -202,19 +206,27 @@ impl Thread {
             ThreadState::Stopped => ("stopped", None),
             ThreadState::Frozen => ("frozen", None),
             ThreadState::Blocked { call, waits_for } => {
-                let (descriptor, owner) = match waits_for {
-                    Some(WaitsFor::File { descriptor, .. }) => (Some(*descriptor), None),
-                    Some(WaitsFor::Futex { owner, .. }) => (None, *owner),
-                    _ => (None, None),
-                };
-                let call = Call {
+                let mut shown = Call {
                     number: call.number,
                     name: call.name(),
                     waits_for: waits_for.as_ref().map(ToString::to_string),
-                    descriptor,
-                    owner,
+                    descriptor: None,
+                    peer: None,
+                    owner: None,
+                    child: None,
                 };
-                ("blocked", Some(call))
+                match waits_for {
+                    Some(WaitsFor::File {
+                        descriptor, peer, ..
+                    }) => {
+                        shown.descriptor = Some(*descriptor);
+                        shown.peer = peer.as_ref().map(ToString::to_string);
+                    }
+                    Some(WaitsFor::Futex { owner, .. }) => shown.owner = *owner,
+                    Some(WaitsFor::Child { pid }) => shown.child = *pid,
+                    _ => {}
+                }
+                ("blocked", Some(shown))
             }
             _ => ("unknown", None),
         };

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Command;
+use std::net::{TcpListener, UdpSocket};
+use std::process::{Command, Stdio};
 
 use nix::libc::PTRACE_EVENT_CLONE;
 use nix::sys::ptrace::{self, Options};
@@ -332,6 +333,89 @@ fn owners_of_mutexes_are_named() {
         let shown = run(&format!("stack -format table -pid {pid}")).answer();
         assert!(shown.contains(&text), "{shown}");
     }
+}
+
+/// The system call that the only thread of a program waits in, once it is this one.
+fn waits_in(program: &Guard, name: &str) -> Value {
+    // It may still be executing its program.
+    eventually("it sleeps", || {
+        (process::state(program.pid()) == Some('S')).then_some(())
+    });
+    let threads = read_when(program.pid(), "", |threads| {
+        threads[0]["system_call"]["name"] == name
+    });
+    threads[0]["system_call"].clone()
+}
+
+/// A shell whose standard input is a pipe: a `cat` that it starts ends when this is dropped.
+fn bash(script: &str) -> Guard {
+    Guard::spawn(
+        Command::new("bash")
+            .args(["-c", script])
+            .stdin(Stdio::piped()),
+    )
+}
+
+// promise: Stacks: Of a thread that waits for a connected socket, the other end is named (2 protocols)
+#[test]
+fn peers_of_sockets_are_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let receiver = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addresses = [listener.local_addr(), receiver.local_addr()].map(Result::unwrap);
+    for (protocol, address) in ["tcp", "udp"].into_iter().zip(addresses) {
+        let path = format!("/dev/{protocol}/127.0.0.1/{}", address.port());
+        let reader = bash(&format!("exec 7<>{path}; read -u 7"));
+        let call = waits_in(&reader, "read");
+        assert_eq!(call["descriptor"], 7);
+        assert_eq!(call["peer"], address.to_string());
+        let waits_for = call["waits_for"].as_str().unwrap();
+        let text = format!("]), connected to {address}");
+        assert!(waits_for.ends_with(&text), "{waits_for}");
+    }
+    let of_pipe = bash("cat | read");
+    let reader = eventually("it reads", || {
+        let children = process::children(of_pipe.pid());
+        children
+            .into_iter()
+            .find(|&pid| process::status(pid, "Name") == "bash")
+    });
+    let threads = read_when(reader, "", |threads| {
+        threads[0]["system_call"]["name"] == "read"
+    });
+    assert!(threads[0]["system_call"]["peer"].is_null(), "{threads:?}");
+}
+
+/// The children of a program, once it has so many.
+fn children(program: &Guard, many: usize) -> Vec<i32> {
+    eventually("it has children", || {
+        let children = process::children(program.pid());
+        (children.len() == many).then_some(children)
+    })
+}
+
+// promise: Stacks: Of a thread that waits for a child, that is named if it is the one that the call names, or the only one (3 ways)
+#[test]
+fn children_that_are_waited_for_are_named() {
+    let parent = bash("cat; true");
+    let only = children(&parent, 1)[0];
+    let call = waits_in(&parent, "wait4");
+    assert_eq!(call["child"], only);
+    assert_eq!(call["waits_for"], format!("its child process {only}"));
+    let parent = bash("exec 3<&0; cat <&3 & cat; true");
+    children(&parent, 2);
+    let call = waits_in(&parent, "wait4");
+    assert!(call["child"].is_null(), "{call}");
+    assert_eq!(call["waits_for"], "a child process");
+    let script = "fork || exec 'cat'; $second = fork || exec 'cat', '-'; waitpid $second, 0";
+    let mut perl = Command::new("perl");
+    let parent = Guard::spawn(perl.args(["-e", script]).stdin(Stdio::piped()));
+    children(&parent, 2);
+    let call = waits_in(&parent, "wait4");
+    let second = call["child"].as_i64().unwrap();
+    eventually("it is the second", || {
+        let line = fs::read(format!("/proc/{second}/cmdline")).unwrap();
+        (line == b"cat\x00-\x00").then_some(())
+    });
 }
 
 // promise: Stacks: Where threads hold a mutex in turn, the stack of the one that is named as its holder holds it (2 × 20 times)

@@ -19,6 +19,15 @@ pub(crate) fn children(process: &Process) -> Vec<i32> {
     children
 }
 
+/// Returns the child of a process that has this pid in its own pid namespace.
+pub(crate) fn child_with_own_id(process: &Process, own_id: i32) -> Option<i32> {
+    let has_id = |pid: &i32| {
+        let status = Process::open(*pid).ok().and_then(|it| it.status().ok());
+        status.is_some_and(|status| status.innermost == own_id)
+    };
+    children(process).into_iter().find(has_id)
+}
+
 fn numbers(text: &str) -> impl Iterator<Item = i32> {
     let words = text.split_ascii_whitespace();
     words.filter_map(|pid| pid.parse().ok())

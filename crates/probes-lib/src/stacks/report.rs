@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use super::name::{StackFrame, ThreadRole};
 use super::wait::{SystemCall, WaitsFor};
 use crate::address::LiveAddr;
 use crate::error::Error;
+use crate::process::sockets;
 use crate::unwind::StackEnd;
 
 /// The frames of a hit.
@@ -174,6 +176,29 @@ impl ThreadStack {
             if mutex::is_taking_mutex(&self.frames) {
                 *owner = owners.get(address).map(|it| it.tid);
             }
+        }
+    }
+
+    /// Returns the inode of the socket that it waits for, if it does.
+    pub(super) fn socket(&self) -> Option<u64> {
+        match &self.state {
+            ThreadState::Blocked {
+                waits_for: Some(WaitsFor::File { path, .. }),
+                ..
+            } => sockets::inode(path.as_deref()?),
+            _ => None,
+        }
+    }
+
+    /// If it waits for a socket, notes what that is connected to.
+    pub(super) fn set_peer(&mut self, peers: &HashMap<u64, SocketAddr>) {
+        let found = self.socket().and_then(|inode| peers.get(&inode));
+        if let ThreadState::Blocked {
+            waits_for: Some(WaitsFor::File { peer, .. }),
+            ..
+        } = &mut self.state
+        {
+            *peer = found.copied();
         }
     }
 

@@ -1,12 +1,14 @@
 //! What a blocked system call waits for, by its number and arguments.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use syscalls::Sysno;
 
 use crate::address::LiveAddr;
 use crate::process::Process;
+use crate::process::children::{child_with_own_id, children};
 
 /// A system call that a thread is in.
 ///
@@ -31,6 +33,8 @@ pub enum WaitsFor {
         descriptor: i32,
         /// What it is, as /proc names it: a path, or `socket:[1234]`; `None` if that cannot be read.
         path: Option<PathBuf>,
+        /// Of a connected TCP or UDP socket, the address of the other end.
+        peer: Option<SocketAddr>,
     },
     /// One of several files.
     Files {
@@ -47,7 +51,10 @@ pub enum WaitsFor {
     /// The time.
     Time,
     /// A child process.
-    Child,
+    Child {
+        /// Its pid, if it waits for that one, or has no other.
+        pid: Option<i32>,
+    },
     /// A signal.
     Signal,
 }
@@ -116,10 +123,17 @@ impl fmt::Display for SystemCall {
 impl fmt::Display for WaitsFor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            WaitsFor::File { descriptor, path } => {
+            WaitsFor::File {
+                descriptor,
+                path,
+                peer,
+            } => {
                 write!(f, "file descriptor {descriptor}")?;
-                match path {
-                    Some(path) => write!(f, " ({})", path.display()),
+                if let Some(path) = path {
+                    write!(f, " ({})", path.display())?;
+                }
+                match peer {
+                    Some(peer) => write!(f, ", connected to {peer}"),
                     None => Ok(()),
                 }
             }
@@ -134,7 +148,8 @@ impl fmt::Display for WaitsFor {
                 }
             }
             WaitsFor::Time => f.write_str("the time"),
-            WaitsFor::Child => f.write_str("a child process"),
+            WaitsFor::Child { pid: Some(pid) } => write!(f, "its child process {pid}"),
+            WaitsFor::Child { pid: None } => f.write_str("a child process"),
             WaitsFor::Signal => f.write_str("a signal"),
         }
     }
@@ -177,6 +192,7 @@ pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor
             WaitsFor::File {
                 descriptor,
                 path: process.read_link(&format!("fd/{descriptor}")).ok(),
+                peer: None,
             }
         }
         Sysno::poll | Sysno::ppoll => match second {
@@ -195,10 +211,33 @@ pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor
             owner: None,
         },
         Sysno::nanosleep | Sysno::clock_nanosleep => WaitsFor::Time,
-        Sysno::wait4 | Sysno::waitid => WaitsFor::Child,
+        Sysno::wait4 => WaitsFor::Child {
+            pid: child(process, first),
+        },
+        Sysno::waitid => WaitsFor::Child {
+            pid: match first as libc::idtype_t {
+                libc::P_PID => child(process, second),
+                libc::P_ALL => child(process, ANY_CHILD),
+                _ => None,
+            },
+        },
         Sysno::pause | Sysno::rt_sigsuspend | Sysno::rt_sigtimedwait => WaitsFor::Signal,
         _ => return None,
     })
+}
+
+/// Says to wait4(2) that any child is meant.
+const ANY_CHILD: u64 = -1_i64 as u64;
+
+/// Returns the pid of the child that a process waits for with this argument of wait4(2), if it is a single one.
+fn child(process: &Process, wanted: u64) -> Option<i32> {
+    match wanted as i32 {
+        -1 => match children(process)[..] {
+            [only] => Some(only),
+            _ => None,
+        },
+        own_id => child_with_own_id(process, own_id),
+    }
 }
 
 #[cfg(test)]
