@@ -27,6 +27,7 @@
 
 use crate::address::PAGE;
 use crate::expression::MAX_ARGUMENTS;
+use crate::numbers::u32_at;
 use crate::observe::layout::calls::CallsLayout;
 use crate::observe::layout::groups::GROUPS;
 use crate::observe::layout::histogram::HISTOGRAM_LEN;
@@ -35,7 +36,7 @@ use crate::observe::layout::keyed_starts;
 use crate::observe::layout::keys::KeysLayout;
 use crate::observe::layout::pair_slots::{SLOT_LEN, SLOTS, SLOTS_TRIED};
 use crate::observe::layout::readable_pages;
-use crate::observe::layout::stack_copies::StackCopies;
+use crate::observe::layout::stack_copies::{BYTES, MAX_BYTES, StackCopies, USED, USUAL_BYTES};
 use crate::observe::layout::values::ValuesLayout;
 use crate::observe::role::ArgumentRoom;
 use crate::observe::value_pages::ValuePages;
@@ -308,6 +309,25 @@ impl SharedLayout {
     /// Returns the offset of the stack in a record.
     pub(crate) fn stack_at(self) -> u64 {
         u64::from(self.record_len - self.stacks.len())
+    }
+
+    /// Returns how many bytes of a record are read first: all, except of a stack that is deeper than most.
+    pub(crate) fn read_first(self) -> usize {
+        match self.stacks {
+            StackCopies::None => self.record_len as usize,
+            _ => (self.stack_at() + BYTES + USUAL_BYTES) as usize,
+        }
+    }
+
+    /// Returns the length of a record of which [`SharedLayout::read_first`] bytes were read, if it has more.
+    pub(crate) fn whole_len(self, record: &[u8]) -> Option<usize> {
+        if self.stacks == StackCopies::None {
+            return None;
+        }
+        let bytes_at = self.stack_at() + BYTES;
+        let used = u32_at(record, (self.stack_at() + USED) as usize)?;
+        let used = u64::from(used).min(MAX_BYTES);
+        (used > USUAL_BYTES).then_some((bytes_at + used) as usize)
     }
 
     /// Returns the offset of the ring of a group.

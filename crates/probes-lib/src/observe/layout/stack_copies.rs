@@ -53,6 +53,9 @@ pub(crate) const BYTES: u64 = FIBER + 128;
 /// stack.
 pub(crate) const MAX_BYTES: u64 = 80 << 10;
 
+/// Most stacks have no more. Of a record, the bytes up to here are read first, and the rest only if there are more.
+pub(crate) const USUAL_BYTES: u64 = 4 << 10;
+
 /// The length of all this.
 pub(crate) const LEN: u64 = BYTES + MAX_BYTES;
 const _: () = assert!(LEN % 64 == 0);

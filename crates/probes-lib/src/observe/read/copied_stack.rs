@@ -2,7 +2,7 @@
 
 use crate::address::LiveAddr;
 use crate::observe::layout::stack_copies::{
-    BYTES, COUNT, LEN, MAX_BYTES, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER,
+    BYTES, COUNT, MAX_BYTES, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER,
 };
 use crate::observe::read::ring::word;
 use crate::unwind::memory::StackMemory;
@@ -31,9 +31,9 @@ pub struct CopiedStack {
 }
 
 impl CopiedStack {
-    /// Reads what the trampoline of the point `at` has recorded; `None` if no trampoline writes such a record.
+    /// Reads what the trampoline of the point `at` has recorded, which ends with the bytes that it has copied, or later;
+    /// `None` if no trampoline writes such a record.
     pub(crate) fn parse(record: &[u8], at: LiveAddr) -> Option<CopiedStack> {
-        let record = record.get(..LEN as usize)?;
         let count = word(record, COUNT) as u32;
         let mut bytes = record.get(BYTES as usize..)?;
         if u64::from(count) > PARTS {
@@ -139,6 +139,7 @@ impl<M: StackMemory> StackMemory for OverCode<'_, M> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe::layout::stack_copies::LEN;
 
     struct Nothing;
 

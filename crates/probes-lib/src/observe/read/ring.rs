@@ -5,6 +5,9 @@
 //! wrapped around. So it is read twice, one system call for both: what was read the second time is valid if the record
 //! was complete both times, and the ring had not wrapped around to it afterwards. A thread that is so
 //! late that it still writes a record of an earlier round is noticed only once it writes the number.
+//!
+//! A record has room for a deep stack, and most stacks are not deep: of each record, only so many bytes are read as most
+//! have, and the few longer ones once more as a whole.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -51,6 +54,8 @@ pub(crate) struct Records {
     bytes: Vec<u8>,
     len: usize,
     record_len: usize,
+    /// Those that are longer, by their indices, which are in order.
+    whole: Vec<(usize, Vec<u8>)>,
     /// The time of the last of them, and whether each is as late as the one before it.
     last_time: u64,
     are_in_order: bool,
@@ -87,7 +92,7 @@ impl Rings {
         records: &mut Records,
     ) -> io::Result<()> {
         records.clear();
-        records.record_len = self.layout.record_len as usize;
+        records.record_len = self.layout.read_first();
         shrink(&mut self.first_copy);
         if self.layout.record_len == 0 {
             return Ok(());
@@ -143,7 +148,7 @@ impl Rings {
 
     /// How many of so many records are read at once.
     fn part(&self, many: usize) -> usize {
-        many.min((PART / self.layout.record_len.max(1) as usize).max(1))
+        many.min((PART / self.layout.read_first().max(1)).max(1))
     }
 
     /// Reads `many` records from `first` on, up to one that is not complete. Unread records before `first` are counted as
@@ -174,8 +179,20 @@ impl Rings {
             }
             // A record of an earlier round of the ring that was completed late may have overwritten it meanwhile.
             if end >= oldest && is_complete && has_number(second_copy, index) {
+                let record = index * len..(index + 1) * len;
+                if let Some(len_of_whole) = self.layout.whole_len(&second_copy[record.clone()]) {
+                    match self.read_whole(memory, (group, end), len_of_whole) {
+                        // The next reading fails, too.
+                        Err(_) => break,
+                        Ok(None) => {
+                            end += 1;
+                            continue;
+                        }
+                        Ok(Some(whole)) => records.whole.push((records.len / len + kept, whole)),
+                    }
+                }
                 if kept != index {
-                    second_copy.copy_within(index * len..(index + 1) * len, kept * len);
+                    second_copy.copy_within(record, kept * len);
                 }
                 let time = word(&second_copy[kept * len..], record::TIME);
                 records.are_in_order &= last_time <= time;
@@ -200,6 +217,33 @@ impl Rings {
         records.drop_records(after - next - kept as u64);
         self.next[group] = after;
         Ok(())
+    }
+
+    /// Reads the first `len` bytes of a complete record; `None` if it was overwritten meanwhile, or there is no memory for them.
+    fn read_whole(
+        &self,
+        memory: &impl ReadMemory,
+        (group, number): (usize, u64),
+        len: usize,
+    ) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = Vec::new();
+        if reserve_exact(&mut bytes, len).is_err() {
+            return Ok(None);
+        }
+        bytes.resize(len, 0);
+        let (ring, room) = (self.ring(group), self.layout.records());
+        let at = ring.plus(HEADER_LEN + number % room * u64::from(self.layout.record_len));
+        let (mut number_after, mut head) = ([0; 8], [0; 8]);
+        let mut pieces = [
+            (at, &mut bytes[..]),
+            (at.plus(record::NUMBER), &mut number_after[..]),
+            (ring, &mut head[..]),
+        ];
+        let read = memory.read_pieces(&mut pieces);
+        read.map_err(|(_, error)| error)?;
+        let [number_after, head] = [number_after, head].map(u64::from_le_bytes);
+        let is_same = number_after == number + 1 && head.saturating_sub(room) <= number;
+        Ok(is_same.then_some(bytes))
     }
 
     /// Returns the address of a ring.
@@ -233,7 +277,7 @@ impl Rings {
     }
 
     /// Reads the `many` records from `first` on, at most as many as a ring holds, twice: to `first_copy`, and behind those
-    /// in `records`. Returns the head afterwards.
+    /// in `records`. Of records with stacks, reads only what most have. Returns the head afterwards.
     fn copy_twice(
         &mut self,
         memory: &impl ReadMemory,
@@ -246,11 +290,17 @@ impl Rings {
         let start = ring.plus(HEADER_LEN);
         let at = first % room;
         let before_wrap = (room - at).min(many as u64) as usize * len;
+        let distance = u64::from(self.layout.record_len);
         let first_copy = room_for(&mut self.first_copy, 0, many * len);
         let second_copy = room_for(&mut records.bytes, records.len, many * len);
         let mut head = [0; 8];
         let mut pieces = Vec::with_capacity(5);
         for copy in [first_copy, second_copy] {
+            if len < distance as usize {
+                let positions = (first..).map(|number| start.plus(number % room * distance));
+                pieces.extend(positions.zip(copy.chunks_exact_mut(len)));
+                continue;
+            }
             let (to_end, from_start) = copy.split_at_mut(before_wrap);
             pieces.push((start.plus(at * len as u64), to_end));
             if !from_start.is_empty() {
@@ -295,6 +345,9 @@ impl Records {
     #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
         let index = self.order.get(index).map_or(index, |(_, index)| *index);
+        if let Ok(at) = self.whole.binary_search_by_key(&index, |(index, _)| *index) {
+            return Some(&self.whole[at].1);
+        }
         let start = index.checked_mul(self.record_len)?;
         let records = self.bytes[..self.len].get(start..)?;
         let record = records.get(..self.record_len)?;
@@ -306,6 +359,7 @@ impl Records {
         shrink(&mut self.bytes);
         shrink(&mut self.order);
         self.order.clear();
+        self.whole.clear();
         (self.len, self.dropped) = (0, 0);
         (self.last_time, self.are_in_order) = (0, true);
     }
@@ -339,7 +393,9 @@ mod tests {
     use super::*;
     use crate::observe::layout::calls::CallsLayout;
     use crate::observe::layout::keys::KeysLayout;
-    use crate::observe::layout::stack_copies::StackCopies;
+    use crate::observe::layout::stack_copies::{
+        BYTES, LEN, MAX_BYTES, StackCopies, USED, USUAL_BYTES,
+    };
     use crate::observe::layout::values::ValuesLayout;
     use crate::observe::role::ArgumentRoom;
     use crate::observe::value_pages::ValuePages;
@@ -437,6 +493,102 @@ mod tests {
     fn times(records: &Records) -> Vec<u64> {
         let records = (0..records.count()).map(|index| records.get(index).unwrap());
         records.map(|record| word(record, record::TIME)).collect()
+    }
+
+    const WITH_STACKS: SharedLayout = SharedLayout {
+        record_len: 64 + LEN as u32,
+        stacks: StackCopies::OF_THREADS,
+        ..LAYOUT
+    };
+
+    fn memory_with_stacks() -> Memory {
+        Memory {
+            bytes: RefCell::new(vec![0; WITH_STACKS.ring(1) as usize + 8 * GROUPS]),
+            meanwhile: RefCell::new(Vec::new()),
+        }
+    }
+
+    /// Records a hit in the first group, with a stack of so many bytes, of which the last is 7.
+    fn hit_with_stack(bytes: &mut [u8], time: u64, used: u64) {
+        let ring = WITH_STACKS.ring(0);
+        let position = word(bytes, ring);
+        let len = u64::from(WITH_STACKS.record_len);
+        let at = ring + HEADER_LEN + position % WITH_STACKS.records() * len;
+        let stack = at + WITH_STACKS.stack_at();
+        for (at, word) in [
+            (ring, position + 1),
+            (at + record::TIME, time),
+            (at + record::NUMBER, position + 1),
+            (stack + USED, used),
+        ] {
+            bytes[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[(stack + BYTES + used - 1) as usize] = 7;
+    }
+
+    /// Reads the first ring.
+    fn read_stacks(rings: &mut Rings, memory: &Memory) -> Records {
+        let (mut records, mut heads) = (Records::default(), [0; GROUPS]);
+        heads[0] = word(&memory.bytes.borrow(), WITH_STACKS.ring(0));
+        rings
+            .read(memory, Some(heads), false, &mut records)
+            .unwrap();
+        records
+    }
+
+    #[test]
+    fn deep_stacks_are_read_whole() {
+        let memory = memory_with_stacks();
+        let mut rings = Rings::at(BASE, WITH_STACKS);
+        let many = WITH_STACKS.records() - 2;
+        for number in 0..many {
+            hit_with_stack(&mut memory.bytes.borrow_mut(), number, 8);
+        }
+        assert_eq!(read_stacks(&mut rings, &memory).count() as u64, many);
+        // The ring begins again after two of them.
+        let hits = [
+            (20, 100),
+            (30, USUAL_BYTES + 8),
+            (40, USUAL_BYTES),
+            (10, MAX_BYTES),
+            (50, 8),
+        ];
+        for (time, used) in hits {
+            hit_with_stack(&mut memory.bytes.borrow_mut(), time, used);
+        }
+        let records = read_stacks(&mut rings, &memory);
+        assert_eq!(times(&records), [10, 20, 30, 40, 50]);
+        let mut hits = hits.to_vec();
+        hits.sort();
+        let bytes_at = WITH_STACKS.stack_at() + BYTES;
+        for (index, (time, used)) in hits.into_iter().enumerate() {
+            let record = records.get(index).unwrap();
+            assert_eq!(record[(bytes_at + used - 1) as usize], 7, "{time}");
+            assert!(used == MAX_BYTES || record.len() < WITH_STACKS.record_len as usize);
+        }
+        assert!(records.get(5).is_none());
+        assert_eq!(read_stacks(&mut rings, &memory).count(), 0);
+    }
+
+    #[test]
+    fn deep_stack_overwritten_while_read_is_dropped() {
+        let wrap: fn(&mut Vec<u8>) = |bytes| {
+            for time in 0..WITH_STACKS.records() {
+                hit_with_stack(bytes, time, 8);
+            }
+        };
+        let nothing: fn(&mut Vec<u8>) = |_| {};
+        for (after, kept) in [(4, 0), (5, 1)] {
+            let memory = memory_with_stacks();
+            let mut rings = Rings::at(BASE, WITH_STACKS);
+            hit_with_stack(&mut memory.bytes.borrow_mut(), 10, MAX_BYTES);
+            // Two copies, the head, and then the whole record and the head again.
+            let changes = (1..=5).map(|read| if read == after { wrap } else { nothing });
+            let changes = changes.rev().map(|change| Box::new(change) as Change);
+            memory.meanwhile.borrow_mut().extend(changes);
+            let records = read_stacks(&mut rings, &memory);
+            assert_eq!((records.count(), records.dropped), (kept, 1 - kept as u64));
+        }
     }
 
     #[test]
