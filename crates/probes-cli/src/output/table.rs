@@ -82,18 +82,13 @@ fn without_outer(stack: &str, room: usize) -> Option<String> {
         _ => ("", stack),
     };
     let room = room.saturating_sub(get_string_width(mark) + LEFT_OUT.len());
-    let inner = functions
-        .match_indices(';')
+    // From the innermost one on: a stack may have a thousand times as many as fit.
+    let mut inner = functions
+        .rmatch_indices(';')
         .map(|(at, _)| &functions[at + 1..]);
-    let (mut fitting, mut innermost) = (None, None);
-    for inner in inner {
-        innermost = Some(inner);
-        if get_string_width(inner) <= room {
-            fitting = Some(inner);
-            break;
-        }
-    }
-    let inner = fitting.or(innermost)?;
+    let innermost = inner.next()?;
+    let fitting = inner.take_while(|inner| get_string_width(inner) <= room);
+    let inner = fitting.last().unwrap_or(innermost);
     Some(format!("{mark}{LEFT_OUT}{inner}"))
 }
 
@@ -191,6 +186,8 @@ mod tests {
         assert_eq!(shorter(3), "...;lock");
         let cut = without_outer("[cut];main;serve;lock", 16).unwrap();
         assert_eq!(cut, "[cut];...;lock");
+        let deep = without_outer(&"f;".repeat(1 << 20), 20).unwrap();
+        assert_eq!(deep, "...;f;f;f;f;f;f;f;f;");
         // Nothing can be left out.
         assert_eq!(without_outer("a_long_name", 3), None);
         assert_eq!(without_outer("[cut];a_long_name", 3), None);
