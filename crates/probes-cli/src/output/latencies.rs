@@ -486,7 +486,7 @@ impl<'l> Latencies<'l> {
     pub(crate) fn that_jump(&self) -> Option<String> {
         let names = join_first_few(&self.functions.that_jump())?;
         Some(format!(
-            "a call of {names} can end with a jump to another function, whose time is not part of it"
+            "calls of {names} can end with a jump to another function, whose time is not part of theirs"
         ))
     }
 

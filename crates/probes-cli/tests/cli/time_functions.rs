@@ -30,7 +30,7 @@ fn figures(plain: &str) -> Vec<String> {
 }
 
 const NOTE_OF_JUMPS: &str =
-    "a call of tail can end with a jump to another function, whose time is not part of it";
+    "calls of tail can end with a jump to another function, whose time is not part of theirs";
 
 // promise: Functions: Calls of C functions, nested, ended by a jump, and unwound by longjmp(3), in one thread and in 16,
 //    are timed to the last one (2)

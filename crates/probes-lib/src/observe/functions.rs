@@ -500,10 +500,11 @@ impl ObservedFunction {
         self.paired.as_deref()
     }
 
-    /// Returns how many of the exits that are patched are of this kind.
+    /// Returns how many of the exits that are patched are of this kind, and do not lead to its own entry.
     pub(crate) fn count_exits(&self, kind: ExitKind) -> usize {
         let exits = self.patches().flat_map(|patch| patch.site.exits());
-        exits.filter(|exit| exit.kind == kind).count()
+        let exits = exits.filter(|exit| exit.kind == kind && !exit.begins_again);
+        exits.count()
     }
 
     /// Returns how it is timed, if it is.

@@ -31,6 +31,8 @@ pub struct DisplacedExit {
     /// Whether the trampoline may change the status flags when the function is about to be left there.
     pub flags_are_dead: bool,
     pub(crate) kind: ExitKind,
+    /// Whether it is a jump to the function's own entry: a loop.
+    pub(crate) begins_again: bool,
 }
 
 /// How a function is left at an exit.

@@ -126,6 +126,8 @@ pub(super) struct Exits<'s> {
     /// The patch of the entry, which displaces more if an exit follows it closely.
     pub(super) entry: PatchSite,
     pub(super) sites: Vec<PatchSite>,
+    /// Where the function is entered: with an instruction such as `endbr64`, and after it.
+    entries: [u64; 2],
     /// The starts and ends of the ranges that the sites reserve; these do not overlap.
     taken: BTreeMap<FileAddr, FileAddr>,
 }
@@ -136,6 +138,7 @@ impl Exits<'_> {
             swept,
             entry: entry.clone(),
             sites: Vec::new(),
+            entries: [entry.address.0; 2],
             taken: BTreeMap::new(),
         }
     }
@@ -147,9 +150,9 @@ impl Exits<'_> {
         start: FileAddr,
         parts: &[CodeRange],
     ) -> Result<(), Refusal> {
-        let entries = [start.0, self.entry.address.0];
+        self.entries = [start.0, self.entry.address.0];
         let uses_red_zone = uses_red_zone(body);
-        for index in find(self.swept, body, entries, parts)? {
+        for index in find(self.swept, body, self.entries, parts)? {
             let exit = &body.instructions[index];
             // An indirect jump may be no exit after all: then the red zone is still in use.
             let is_indirect = exit.flow_control() == FlowControl::IndirectBranch;
@@ -326,6 +329,8 @@ impl Exits<'_> {
                 FlowControl::Return => ExitKind::Return,
                 _ => ExitKind::Jump,
             },
+            begins_again: has_near_target(exit)
+                && self.entries.contains(&exit.near_branch_target()),
         }
     }
 

@@ -1,6 +1,7 @@
 //! The functions whose calls were timed, and those that could not be.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -153,7 +154,7 @@ impl<'l> TimedFunctionsView<'l> {
     pub(super) fn lost(&self) -> (Vec<&str>, u64, u64) {
         let rows = self.rows.iter().filter(|row| row.lost > 0);
         let rows: Vec<&TimedFunctionRow<'_>> = rows.collect();
-        let names = rows.iter().map(|row| row.name).collect();
+        let names = unique(rows.iter().map(|row| row.name));
         let lost = saturating_sum(rows.iter().map(|row| row.lost));
         let others = rows.iter();
         let others = others.flat_map(|row| [row.summary.count, row.running, row.unwound]);
@@ -164,7 +165,7 @@ impl<'l> TimedFunctionsView<'l> {
     pub(super) fn that_jump(&self) -> Vec<&str> {
         let rows = self.rows.iter();
         let rows = rows.filter(|row| row.jumps > 0 && row.summary.count > 0);
-        rows.map(|row| row.name).collect()
+        unique(rows.map(|row| row.name))
     }
 
     /// A line for each function, and below it one for each of its callers; all begin with the time `at`, if given.
@@ -413,6 +414,12 @@ fn nanoseconds_if_some<S: Serializer>(time: &Option<Duration>, to: S) -> Result<
         Some(time) => nanoseconds(time, to),
         None => to.serialize_none(),
     }
+}
+
+/// Returns names in their order, each once: several processes may have a function.
+fn unique<'n>(names: impl Iterator<Item = &'n str>) -> Vec<&'n str> {
+    let mut seen = HashSet::new();
+    names.filter(|name| seen.insert(*name)).collect()
 }
 
 /// Adds figures of a process, which may be any.

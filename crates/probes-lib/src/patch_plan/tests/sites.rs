@@ -43,6 +43,7 @@ fn exits_that_are_jumps_can_be_left_out() {
         offset,
         flags_are_dead: true,
         kind,
+        begins_again: false,
     };
     let (jump, back) = (exit(3, ExitKind::Jump), exit(5, ExitKind::Return));
     assert_eq!(plan.entry.exits(), [jump]);
@@ -51,6 +52,18 @@ fn exits_that_are_jumps_can_be_left_out() {
     assert!(plan.entry.exits().is_empty());
     plan.sites[0].keep_returns();
     assert_eq!(plan.sites[0].exits(), [back]);
+}
+
+#[test]
+fn jumps_to_the_own_entry_are_marked() {
+    // dec %edi; jne to the entry; mov $1,%eax; ret
+    let bytes = b"\xff\xcf\x75\xfc\xb8\x01\0\0\0\xc3";
+    let (planner, ranges) = planner_of(&[bytes]);
+    let plan = planner.function(ranges[0]).exits.unwrap();
+    let exits = [&plan.entry].into_iter().chain(&plan.sites);
+    let exits = exits.flat_map(|site| site.exits());
+    let found: Vec<_> = exits.map(|it| (it.kind, it.begins_again)).collect();
+    assert_eq!(found, [(ExitKind::Jump, true), (ExitKind::Return, false)]);
 }
 
 #[test]
