@@ -172,6 +172,7 @@ impl Rings {
         };
         let oldest = head.saturating_sub(room);
         let (mut end, mut kept) = (first, 0);
+        let mut failed = Ok(());
         for index in 0..many {
             let is_complete = has_number(first_copy, index);
             if !is_complete && !is_over {
@@ -182,8 +183,10 @@ impl Rings {
                 let record = index * len..(index + 1) * len;
                 if let Some(len_of_whole) = self.layout.whole_len(&second_copy[record.clone()]) {
                     match self.read_whole(memory, (group, end), len_of_whole) {
-                        // The next reading fails, too.
-                        Err(_) => break,
+                        Err(error) => {
+                            failed = Err(error);
+                            break;
+                        }
                         Ok(None) => {
                             end += 1;
                             continue;
@@ -216,7 +219,7 @@ impl Rings {
         }
         records.drop_records(after - next - kept as u64);
         self.next[group] = after;
-        Ok(())
+        failed
     }
 
     /// Reads the first `len` bytes of a complete record; `None` if it was overwritten meanwhile, or there is no memory for them.
