@@ -17,7 +17,7 @@ use probes_lib::{
 use serde::Serialize;
 
 use super::format::{Format, VERSION, json, word};
-use super::stack_quality::StackQuality;
+use super::stack_quality::{IN_COLLECTION, NOT_IN_COLLECTION, StackQuality};
 use super::stacks::in_words;
 use crate::failure::Failure;
 pub(crate) use incomplete::{IncompleteBecause, IncompleteStacks};
@@ -297,9 +297,9 @@ impl StackTimes {
     fn path(&self, by: ProfileBy) -> Vec<String> {
         let collection = self.in_collection.map(|is_in| {
             let root = if is_in {
-                "[collection]"
+                IN_COLLECTION
             } else {
-                "[no collection]"
+                NOT_IN_COLLECTION
             };
             root.to_owned()
         });

@@ -1,4 +1,4 @@
-//! [`StackQuality`]: how well a stack is known.
+//! [`StackQuality`]: how well a stack is known; and the marks that precede the functions of a stack in one line.
 
 use std::fmt;
 
@@ -34,6 +34,17 @@ impl StackQuality {
     pub(super) fn mark(self) -> Option<String> {
         matches!(self, StackQuality::Cut | StackQuality::Guessed).then(|| format!("[{self}]"))
     }
+}
+
+/// What precedes a stack if it says whether there was a collection.
+pub(super) const IN_COLLECTION: &str = "[collection]";
+pub(super) const NOT_IN_COLLECTION: &str = "[no collection]";
+
+/// Returns whether a part of a stack in one line is no function, but says something of those after it.
+pub(super) fn is_mark(part: &str) -> bool {
+    let qualities = [StackQuality::Cut, StackQuality::Guessed];
+    let mut marks = qualities.into_iter().filter_map(StackQuality::mark);
+    [IN_COLLECTION, NOT_IN_COLLECTION].contains(&part) || marks.any(|mark| mark == part)
 }
 
 impl fmt::Display for StackQuality {

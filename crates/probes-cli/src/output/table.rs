@@ -9,6 +9,8 @@ use tabled::grid::util::string::get_string_width;
 use tabled::settings::peaker::Priority;
 use tabled::settings::{Style, Width};
 
+use super::stack_quality::is_mark;
+
 pub(super) fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
     format!("{}\n", build(head, rows))
 }
@@ -70,26 +72,33 @@ fn table_within(columns: usize, head: &[&str], mut rows: Vec<Vec<String>>) -> St
     text
 }
 
-/// Returns a stack without so many of its outer functions that it fits in `room`, or the innermost is left; `None` if
-/// none has to be left out. What is wrong with it, in `[]`, stays.
+/// Returns a stack without so many of its outer functions that it fits in `room`, or the innermost is left, with its
+/// caller if it has no name; `None` if none has to be left out. Marks before the functions stay.
 fn without_outer(stack: &str, room: usize) -> Option<String> {
     const LEFT_OUT: &str = "...;";
     if get_string_width(stack) <= room {
         return None;
     }
-    let (mark, functions) = match stack.split_once(';') {
-        Some((first, others)) if first.starts_with('[') => (stack.get(..=first.len())?, others),
-        _ => ("", stack),
-    };
-    let room = room.saturating_sub(get_string_width(mark) + LEFT_OUT.len());
+    let mut functions = stack;
+    while let Some((first, others)) = functions.split_once(';') {
+        if !is_mark(first) {
+            break;
+        }
+        functions = others;
+    }
+    let marks = &stack[..stack.len() - functions.len()];
+    let room = room.saturating_sub(get_string_width(marks) + LEFT_OUT.len());
     // From the innermost one on: a stack may have a thousand times as many as fit.
     let mut inner = functions
         .rmatch_indices(';')
         .map(|(at, _)| &functions[at + 1..]);
-    let innermost = inner.next()?;
+    let mut innermost = inner.next()?;
+    if innermost.starts_with('[') {
+        innermost = inner.next()?;
+    }
     let fitting = inner.take_while(|inner| get_string_width(inner) <= room);
     let inner = fitting.last().unwrap_or(innermost);
-    Some(format!("{mark}{LEFT_OUT}{inner}"))
+    Some(format!("{marks}{LEFT_OUT}{inner}"))
 }
 
 /// The width of the terminal, if one shows the output and its width is known.
@@ -180,12 +189,16 @@ mod tests {
         let stack = "_start;main;serve;handle;lock";
         assert_eq!(without_outer(stack, stack.len()), None);
         let shorter = |room| without_outer(stack, room).unwrap();
+        let shorter_of = |stack| without_outer(stack, 3).unwrap();
         assert_eq!(shorter(28), "...;main;serve;handle;lock");
         assert_eq!(shorter(26), "...;main;serve;handle;lock");
         assert_eq!(shorter(25), "...;serve;handle;lock");
         assert_eq!(shorter(3), "...;lock");
         let cut = without_outer("[cut];main;serve;lock", 16).unwrap();
         assert_eq!(cut, "[cut];...;lock");
+        let marked = without_outer("[collection];[guessed];[a.so];main;lock", 30).unwrap();
+        assert_eq!(marked, "[collection];[guessed];...;lock");
+        assert_eq!(shorter_of("main;serve;wait;[futex]"), "...;wait;[futex]");
         let deep = without_outer(&"f;".repeat(1 << 20), 20).unwrap();
         assert_eq!(deep, "...;f;f;f;f;f;f;f;f;");
         // Nothing can be left out.
