@@ -32,6 +32,7 @@ mod wanted_histogram;
 mod watched;
 
 pub(crate) use actions::{ActionFlags, ChangeFlags, RequestedChange};
+pub(crate) use buffer::BufferFlag;
 pub(crate) use call_arguments::CallArgumentsFlag;
 pub(crate) use checked::{Checked, Flags};
 pub(crate) use counted::{Counted, CountedFlags};

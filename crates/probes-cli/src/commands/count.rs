@@ -19,8 +19,9 @@ use super::untyped::{only_untyped, warn_of_untyped};
 use crate::destination::Output;
 use crate::failure::Failure;
 use crate::flags::{
-    Checked, Counted, CountedFlags, DurationFlag, EventsOr, EventsOrHits, FilterFlags, ForkedFlag,
-    KeyFlags, OutputFlags, OverrideFlags, PathFlags, TargetSelection, duration, with_regexp_help,
+    BufferFlag, Checked, Counted, CountedFlags, DurationFlag, EventsOr, EventsOrHits, FilterFlags,
+    ForkedFlag, KeyFlags, OutputFlags, OverrideFlags, PathFlags, TargetSelection, duration,
+    with_regexp_help,
 };
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::output::{self, CountReport, Detail, FunctionSources};
@@ -67,8 +68,8 @@ With -by stack it counts the hits of one process by their stacks, and prints
     HITS RATE FUNCTION;FUNCTION;...
 the outermost function first, after [cut] or [guessed] if the stack is not complete (docs/profile.md
 says when). Each hit is recorded with its stack; those that come faster than they can be read, some
-ten thousand a second, and those of more than 65,536 stacks, are `other`. -svg FILE draws a flame
-graph of the hits; FILE.folded gets lines for other tools.
+ten thousand a second, and those of more than 65,536 stacks, are `other`; -buffer gives bursts more
+room. -svg FILE draws a flame graph of the hits; FILE.folded gets lines for other tools.
 
 With -events it counts runtime events of OCaml 5 by their names, globs such as minor,'major_*', or
 all, as
@@ -123,6 +124,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     #[command(flatten)]
+    buffer: BufferFlag,
+    #[command(flatten)]
     overrides: OverrideFlags,
     #[command(flatten)]
     pub(super) output: Checked<OutputFlags>,
@@ -159,7 +162,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let (Some(target), Some(by)) = (opened.only(), by_stack) {
         let (svg, messages) = (args.svg.as_deref(), &output.messages);
         let counting = stacks::StackCounting::new(target.pid(), by.shown(), svg, messages)?;
-        let active = opened.begin(request(counted.with_stacks()), &output)?;
+        let observation = args.buffer.add_to(counted.with_stacks());
+        let active = opened.begin(request(observation), &output)?;
         warn_of_uncounted_functions(&active, counted, &output);
         return counting.run(active, &output);
     }
@@ -197,6 +201,10 @@ fn warn_of_uncounted_functions(active: &Observations<'_>, counted: &Counted, out
 /// Refuses flags that cannot be combined with `-by stack`, and flags that need it.
 fn refuse_with_stacks(args: &Args) -> Result<(), Failure> {
     let is_by_stack = args.by.as_ref().is_some_and(CountedBy::is_stack);
+    if !is_by_stack {
+        let refused = args.buffer.refuse_without("-by stack");
+        refused.map_err(|why| Failure::Usage(UsageError::new(Some("count"), why)))?;
+    }
     let message = match (&args.svg, args.interval) {
         (Some(_), _) if !is_by_stack => "-svg needs -by stack: it draws where hits come from",
         (_, Some(_)) if is_by_stack => {

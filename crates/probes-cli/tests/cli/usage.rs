@@ -148,6 +148,7 @@ fn usage_errors_are_reported_before_anything_is_done() {
         "trace -count -sample 1/9 -prog x",
         "trace -count -paths full -prog x",
         "count -pid 7 -paths full",
+        "count -pid 7 -buffer 4",
         "info -pid 7 -paths full",
         "list -prog x -paths full",
         "list -prog x -provider any -paths full",

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Stdio;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use test_support::tmux::Terminal;
 use test_support::{
@@ -124,6 +126,24 @@ fn deep_stacks_are_cut_and_say_so() {
             }
         }
         assert!(!depths.is_empty() && depths.iter().all(|frames| *frames > 1000));
+    }
+}
+
+// promise: Stacks: With -buffer, each hit of a burst that does not fit into the usual rings has its stack (1)
+#[test]
+fn large_buffer_keeps_stacks_of_bursts() {
+    let mut target = Talker::start(&fixture_forms("lasting")[0]);
+    for (flags, is_whole) in [("", false), (" -buffer 64", true)] {
+        let flags = format!("-by stack -json -fn leaf{flags}");
+        let tool = start_observing("count", &flags, target.pid());
+        // The tool does not read meanwhile.
+        let pid = Pid::from_raw(tool.pid());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        target.ask("call 1 50", "called");
+        kill(pid, Signal::SIGCONT).unwrap();
+        let json = object(&tool.end().answer());
+        assert_eq!(json["hits"], 5 * 50 + 25);
+        assert_eq!(json["other"] == 0, is_whole, "{json}");
     }
 }
 

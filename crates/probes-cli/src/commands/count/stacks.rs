@@ -138,6 +138,7 @@ fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output:
         number_of(counted.all(), "hit"),
         lasted.as_secs_f64()
     );
-    let remedy = "select fewer hits with -where, or use `profile -on-cpu`, which shows the callers of a function that is called often";
+    let remedy = "select fewer hits with -where, give bursts more room (-buffer, up to 64), or use `profile -on-cpu`, which shows the \
+                  callers of a function that is called often";
     warning(&text, remedy);
 }
