@@ -39,6 +39,7 @@ use crate::functions::Functions;
 use crate::memory::ReadMemory;
 use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
+use crate::process::children::children_by_own_id;
 use crate::process::maps::read_maps;
 use crate::process::memory::ProcessMemory;
 use crate::process::{self, Process, denial, sockets};
@@ -83,6 +84,9 @@ const MAX_CHECKED: usize = 2;
 /// How long stopping the threads may take.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 
+/// How long a process stays stopped, plus the time for one stack: the next stack is read in another stop.
+pub(crate) const LONGEST_STOP: Duration = Duration::from_millis(100);
+
 /// Reads the stacks of a process.
 ///
 /// ```no_run
@@ -110,6 +114,8 @@ pub struct Stacks {
     loaded: Instant,
     /// When it is checked next whether there are more although all code is known: it may be that of a file that was unloaded.
     next_check: Instant,
+    /// The thread whose stack was read last while the process was stopped.
+    last_read: i32,
 }
 
 /// A thread that was read, before its frames are named.
@@ -149,6 +155,8 @@ pub(crate) struct StoppedStacks {
     pub(crate) switches: HashMap<i32, SwitchCounts>,
     /// From the beginning of the stop until they ran again, by `CLOCK_MONOTONIC`.
     pub(crate) stop: Range<Duration>,
+    /// Those for which there was no time.
+    left: HashSet<i32>,
 }
 
 impl StoppedStacks {
@@ -205,6 +213,7 @@ impl Stacks {
             domains,
             loaded: Instant::now(),
             next_check: Instant::now() + CHECK_INTERVAL,
+            last_read: 0,
         })
     }
 
@@ -224,8 +233,9 @@ impl Stacks {
     }
 
     /// Reads the stacks of all threads. Those of blocked threads are read while they are blocked. For the others, and
-    /// blocked ones whose frames cannot all be found without their registers, the process is stopped once, unless
-    /// `is_live`, for as long as it takes to find their frames (about 50 µs for a usual stack).
+    /// blocked ones whose frames cannot all be found without their registers, the process is stopped, unless
+    /// `is_live`, for as long as it takes to find their frames (about 50 µs for a usual stack); several times, if that is longer
+    /// than a tenth of a second.
     ///
     /// # Errors
     ///
@@ -234,21 +244,10 @@ impl Stacks {
         let mut readings = self.read_threads()?;
         let mut owners = self.owners(&readings);
         self.read_again_owners(&mut readings, &owners)?;
-        let lacking = readings.iter().filter(|it| it.lacks_registers());
-        let lacking: HashSet<i32> = lacking.map(|it| it.tid).collect();
         let (mut stopped, mut not_stopped) = (None, None);
-        if !is_live && !lacking.is_empty() {
-            match self.read_stopped(&lacking, false) {
-                Ok(mut read) => {
-                    stopped = Some(read.time());
-                    for reading in &mut readings {
-                        if let Some(found) = read.stacks.remove(&reading.tid) {
-                            reading.stack = Some(Arc::new(found));
-                            let system_call = read.system_calls.get(&reading.tid).copied();
-                            reading.update_state(system_call);
-                        }
-                    }
-                }
+        if !is_live {
+            match self.read_lacking(&mut readings, LONGEST_STOP, &mut stopped) {
+                Ok(()) => {}
                 Err(error) if self.process.has_exited() => return Err(error),
                 Err(error) => not_stopped = Some(error),
             }
@@ -266,17 +265,48 @@ impl Stacks {
         });
         let threads = readings.into_iter().map(|reading| self.named(reading));
         let mut threads: Vec<ThreadStack> = threads.collect();
+        let children = if threads.iter().any(ThreadStack::waits_for_child) {
+            children_by_own_id(&self.process)
+        } else {
+            Vec::new()
+        };
         let waited_for = threads.iter().filter_map(ThreadStack::socket);
-        let peers = sockets::peers(&self.process, &waited_for.collect());
+        let peers = sockets::peers(&self.process, waited_for.collect());
         for thread in &mut threads {
             thread.set_owner(&owners);
             thread.set_peer(&peers);
+            thread.set_child(&children);
         }
         Ok(StackReport {
             threads,
             stopped,
             not_stopped,
         })
+    }
+
+    /// Stops the process to read the threads whose frames were not all found, no longer than this and the time for one
+    /// stack, and again until all are read. Adds up how long it was `stopped`.
+    fn read_lacking(
+        &mut self,
+        readings: &mut [ThreadReading],
+        longest: Duration,
+        stopped: &mut Option<Duration>,
+    ) -> Result<()> {
+        let lacking = readings.iter().filter(|it| it.lacks_registers());
+        let mut lacking: HashSet<i32> = lacking.map(|it| it.tid).collect();
+        while !lacking.is_empty() {
+            let mut read = self.read_stopped(&lacking, false, longest)?;
+            *stopped.get_or_insert(Duration::ZERO) += read.time();
+            for reading in readings.iter_mut() {
+                if let Some(found) = read.stacks.remove(&reading.tid) {
+                    reading.stack = Some(Arc::new(found));
+                    let system_call = read.system_calls.get(&reading.tid).copied();
+                    reading.update_state(system_call);
+                }
+            }
+            lacking = read.left;
+        }
+        Ok(())
     }
 
     /// Reads all threads without stopping them. If they start each other and exit, all that a list of them names may be gone
@@ -565,7 +595,8 @@ impl Stacks {
                     let restarted = restarted.or_else(|| wait::restarted_in(kernel_function?));
                     call.number = restarted.unwrap_or(call.number);
                 }
-                let waits_for = tells_reason.then(|| wait::waits_for(&self.process, &call));
+                let waits_for =
+                    tells_reason.then(|| wait::waits_for(&self.process, files.directory(), &call));
                 ThreadState::Blocked {
                     waits_for: waits_for.flatten(),
                     call,
@@ -575,31 +606,43 @@ impl Stacks {
         }
     }
 
-    /// Stops the process and reads these threads, and how often they have been switched if it `counts_switches`.
+    /// Stops the process and reads these threads, at least one and then as many as there is time for until it was
+    /// stopped for `longest`; and how often they have been switched if it `counts_switches`.
     pub(crate) fn read_stopped(
         &mut self,
         tids: &HashSet<i32>,
         counts_switches: bool,
+        longest: Duration,
     ) -> Result<StoppedStacks> {
         let (process, memory, unwinder) = (&*self.process, &self.memory, &mut self.unwinder);
+        let last_read = &mut self.last_read;
         process.refuse_self_and_ancestors()?;
         with_tracer(&[process], |tracer| {
             let begun = monotonic_now();
+            let since = Instant::now();
             let stopped = tracer.stop(process, STOP_LIMIT)?;
             let mut pages = CachedPages::new(memory);
             let (mut stacks, mut system_calls) = (HashMap::new(), HashMap::new());
-            let mut switches = HashMap::new();
-            for tid in stopped.tids().filter(|tid| tids.contains(tid)) {
+            let (mut switches, mut left) = (HashMap::new(), HashSet::new());
+            // First those after the last one that there was time for: no thread is always without a stack.
+            let mut wanted: Vec<i32> = stopped.tids().filter(|tid| tids.contains(tid)).collect();
+            wanted.sort_unstable_by_key(|&tid| (tid <= *last_read, tid));
+            for tid in wanted {
+                if counts_switches {
+                    let count = SwitchCounts::of_thread(process, tid);
+                    switches.extend(count.map(|count| (tid, count)));
+                }
+                if !stacks.is_empty() && since.elapsed() >= longest {
+                    left.insert(tid);
+                    continue;
+                }
+                *last_read = tid;
                 if let Ok(registers) = stopped.calls().registers(tid) {
                     let stack = unwinder.unwind(FrameRegisters::of_thread(&registers), &mut pages);
                     stacks.insert(tid, stack);
                     if registers.orig_rax != NO_SYSTEM_CALL {
                         system_calls.insert(tid, registers.orig_rax);
                     }
-                }
-                if counts_switches {
-                    let count = SwitchCounts::of_thread(process, tid);
-                    switches.extend(count.map(|count| (tid, count)));
                 }
             }
             stopped.refuse_lost()?;
@@ -610,6 +653,7 @@ impl Stacks {
                 system_calls,
                 switches,
                 stop,
+                left,
             })
         })
     }

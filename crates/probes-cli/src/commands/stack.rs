@@ -11,7 +11,7 @@ use crate::output::{ThreadStacks, WarningKind};
 use crate::text::number_of;
 
 const HELP: &str = "\
-Reads the stacks of blocked threads while they are blocked, and stops the process once if any run,
+Reads the stacks of blocked threads while they are blocked, and stops the process if any run,
 or wait where a stack needs a register: for about 50 us a thread, not at all with -live. Nothing has
 to be compiled in: no frame pointers, no debugging information. In plain format, it prints for each
 thread

@@ -63,7 +63,7 @@ struct Call {
     waits_for: Option<String>,
     /// The descriptor of the file that it waits for.
     descriptor: Option<i32>,
-    /// What the socket that it waits for is connected to.
+    /// The other end of the socket that it waits for.
     peer: Option<String>,
     /// The thread that holds the mutex that it waits for.
     owner: Option<i32>,

@@ -369,7 +369,7 @@ fn peers_of_sockets_are_named() {
         assert_eq!(call["descriptor"], 7);
         assert_eq!(call["peer"], address.to_string());
         let waits_for = call["waits_for"].as_str().unwrap();
-        let text = format!("]), connected to {address}");
+        let text = format!("]), the other end is {address}");
         assert!(waits_for.ends_with(&text), "{waits_for}");
     }
     let of_pipe = bash("cat | read");
@@ -393,7 +393,8 @@ fn children(program: &Guard, many: usize) -> Vec<i32> {
     })
 }
 
-// promise: Stacks: Of a thread that waits for a child, that is named if it is the one that the call names, or the only one (3 ways)
+// promise: Stacks: Of a thread that waits for a child, that is named if it is the one that the call names, or the only one, also in a pid
+//    namespace of its own (4 ways)
 #[test]
 fn children_that_are_waited_for_are_named() {
     let parent = bash("cat; true");
@@ -401,6 +402,18 @@ fn children_that_are_waited_for_are_named() {
     let call = waits_in(&parent, "wait4");
     assert_eq!(call["child"], only);
     assert_eq!(call["waits_for"], format!("its child process {only}"));
+    let mut unshare = Command::new("unshare");
+    unshare.args([
+        "--user",
+        "--map-root-user",
+        "--fork",
+        "--pid",
+        "--kill-child",
+        "cat",
+    ]);
+    let parent = Guard::spawn(unshare.stdin(Stdio::piped()));
+    let only = children(&parent, 1)[0];
+    assert_eq!(waits_in(&parent, "wait4")["child"], only);
     let parent = bash("exec 3<&0; cat <&3 & cat; true");
     children(&parent, 2);
     let call = waits_in(&parent, "wait4");

@@ -19,13 +19,21 @@ pub(crate) fn children(process: &Process) -> Vec<i32> {
     children
 }
 
-/// Returns the child of a process that has this pid in its own pid namespace.
-pub(crate) fn child_with_own_id(process: &Process, own_id: i32) -> Option<i32> {
-    let has_id = |pid: &i32| {
-        let status = Process::open(*pid).ok().and_then(|it| it.status().ok());
-        status.is_some_and(|status| status.innermost == own_id)
+/// Returns the children of a process, each with the id that it has in the pid namespace of the process.
+pub(crate) fn children_by_own_id(process: &Process) -> Vec<(i32, i32)> {
+    let Ok(of_process) = process.status() else {
+        return Vec::new();
     };
-    children(process).into_iter().find(has_id)
+    let with_id = |pid: i32| {
+        let status = Process::open(pid).ok()?.status().ok()?;
+        // A kernel without pid namespaces says nothing of them.
+        let own_id = match of_process.levels.checked_sub(1) {
+            Some(level) => *status.ids.get(level)?,
+            None => pid,
+        };
+        Some((own_id, pid))
+    };
+    children(process).into_iter().filter_map(with_id).collect()
 }
 
 fn numbers(text: &str) -> impl Iterator<Item = i32> {

@@ -21,33 +21,42 @@ pub(crate) fn inode(path: &Path) -> Option<u64> {
     name.strip_suffix(']')?.parse().ok()
 }
 
-/// Returns the addresses that sockets are connected to, by the inodes of the sockets. Those of Unix sockets, and of
-/// sockets that the process has from another network namespace, are not known.
-pub(crate) fn peers(process: &Process, inodes: &HashSet<u64>) -> HashMap<u64, SocketAddr> {
-    let mut peers = HashMap::new();
+/// Returns the addresses of the other ends of sockets that are connected, or just being connected, by the inodes of the
+/// sockets. Those of Unix sockets, and of sockets that the process has from another network namespace, are not known.
+pub(crate) fn peers(process: &Process, inodes: HashSet<u64>) -> HashMap<u64, SocketAddr> {
+    let (mut peers, mut unseen) = (HashMap::new(), inodes);
     for table in TABLES {
-        if peers.len() == inodes.len() {
+        if unseen.is_empty() {
             break;
         }
-        let Ok(file) = process.open_file(table, OFlag::O_RDONLY) else {
+        let opened = process.with_thread_directory(|directory| {
+            let path = format!("{directory}/{table}");
+            process.open_file(&path, OFlag::O_RDONLY).map(Some)
+        });
+        let Ok(file) = opened else {
             continue;
         };
         let lines = BufReader::new(file.take(MAX_TABLE)).lines();
-        let found = lines.map_while(Result::ok).filter_map(|line| peer(&line));
-        peers.extend(found.filter(|(inode, _)| inodes.contains(inode)));
+        for line in lines.map_while(Result::ok) {
+            if let Some((inode, peer)) = socket(&line).filter(|(inode, _)| unseen.remove(inode)) {
+                peers.extend(peer.map(|peer| (inode, peer)));
+            }
+            if unseen.is_empty() {
+                break;
+            }
+        }
     }
     peers
 }
 
-/// Returns the inode of a socket, and the address that it is connected to, from its line of a table; `None` if it is
-/// not connected.
-fn peer(line: &str) -> Option<(u64, SocketAddr)> {
+/// Returns the inode of a socket, and the address of its other end if it has one, from its line of a table.
+fn socket(line: &str) -> Option<(u64, Option<SocketAddr>)> {
     let mut fields = line.split_ascii_whitespace().skip(2);
     let (address, port) = fields.next()?.split_once(':')?;
     let inode = fields.nth(6)?.parse().ok()?;
     let port = u16::from_str_radix(port, 16).ok()?;
     let peer = SocketAddr::new(ip_address(address)?, port);
-    (port > 0).then_some((inode, peer))
+    Some((inode, (port > 0).then_some(peer)))
 }
 
 /// Parses an address: words of 32 bits in hexadecimal, each of four bytes in the order of the network.
@@ -71,8 +80,13 @@ fn ip_address(digits: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
+    /// The inode, and the peer or an empty string.
     fn found(line: &str) -> Option<(u64, String)> {
-        peer(line).map(|(inode, peer)| (inode, peer.to_string()))
+        let (inode, peer) = socket(line)?;
+        Some((
+            inode,
+            peer.map_or_else(String::new, |peer| peer.to_string()),
+        ))
     }
 
     #[test]
@@ -91,7 +105,7 @@ mod tests {
         let mapped = "0000000000000000FFFF00000100007F:0051";
         assert_eq!(of(mapped, "01"), connected_to("127.0.0.1:81"));
         // It listens.
-        assert_eq!(of("00000000:0000", "0A"), None);
+        assert_eq!(of("00000000:0000", "0A"), connected_to(""));
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(crate) struct Status {
     pub(crate) file_gid: u32,
     pub(crate) groups: Vec<u32>,
     pub(crate) threads: usize,
+    /// Its ids in its pid namespaces, from that of this /proc inwards.
+    pub(crate) ids: Vec<i32>,
     /// In how many pid namespaces it has an id, counted inwards from the namespace of this /proc.
     pub(crate) levels: usize,
     /// Its id in the innermost of them, which is the one that it knows.
@@ -75,9 +77,10 @@ impl Status {
                 b"Tgid" => status.tgid = first.parse().unwrap_or(0),
                 b"PPid" => status.ppid = first.parse().unwrap_or(0),
                 b"NSpid" => {
-                    status.levels = value.split_ascii_whitespace().count();
-                    let last = value.split_ascii_whitespace().next_back();
-                    status.innermost = last.and_then(|id| id.parse().ok()).unwrap_or(0);
+                    let ids = value.split_ascii_whitespace();
+                    status.ids = ids.map(|id| id.parse().unwrap_or(0)).collect();
+                    status.levels = status.ids.len();
+                    status.innermost = status.ids.last().copied().unwrap_or(0);
                 }
                 b"TracerPid" => status.tracer = first.parse().unwrap_or(0),
                 b"Uid" => {

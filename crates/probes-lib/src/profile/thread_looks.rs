@@ -10,7 +10,9 @@ use super::samples::{RanUntilStop, SwitchesBefore};
 use super::threads::{ProfiledThread, ThreadCounts};
 use super::time_sums::ProfileKey;
 use crate::error::{Error, ProcessError, Result};
-use crate::stacks::{Look, Stacks, SwitchCounts, ThreadFiles, files_pause, monotonic_now};
+use crate::stacks::{
+    LONGEST_STOP, Look, Stacks, SwitchCounts, ThreadFiles, files_pause, monotonic_now,
+};
 use crate::unwind::RawStack;
 
 /// How often it is checked whether the process has exec'd another program.
@@ -253,7 +255,11 @@ impl Profiler {
         if !self.is_live && !running.is_empty() {
             let begun = monotonic_now();
             let counts_switches = self.recorded.is_none();
-            let stop = match self.stacks.read_stopped(running, counts_switches) {
+            let read = self
+                .stacks
+                .read_stopped(running, counts_switches, LONGEST_STOP);
+            let stop = match read {
+                // Threads for which there was no time are in the sample without a stack.
                 Ok(read) => {
                     let time = read.time();
                     stacks = read.stacks;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::mutex::{self, MutexOwner};
 use super::name::{StackFrame, ThreadRole};
-use super::wait::{SystemCall, WaitsFor};
+use super::wait::{self, SystemCall, WaitsFor};
 use crate::address::LiveAddr;
 use crate::error::Error;
 use crate::process::sockets;
@@ -179,6 +179,25 @@ impl ThreadStack {
         }
     }
 
+    /// Returns whether it waits for a child process.
+    pub(super) fn waits_for_child(&self) -> bool {
+        let ThreadState::Blocked { waits_for, .. } = &self.state else {
+            return false;
+        };
+        matches!(waits_for, Some(WaitsFor::Child { .. }))
+    }
+
+    /// If it waits for a child process, notes which: one of these `children`.
+    pub(super) fn set_child(&mut self, children: &[(i32, i32)]) {
+        if let ThreadState::Blocked {
+            call,
+            waits_for: Some(WaitsFor::Child { pid }),
+        } = &mut self.state
+        {
+            *pid = wait::child(call, children);
+        }
+    }
+
     /// Returns the inode of the socket that it waits for, if it does.
     pub(super) fn socket(&self) -> Option<u64> {
         match &self.state {
@@ -190,7 +209,7 @@ impl ThreadStack {
         }
     }
 
-    /// If it waits for a socket, notes what that is connected to.
+    /// If it waits for a socket, notes the other end.
     pub(super) fn set_peer(&mut self, peers: &HashMap<u64, SocketAddr>) {
         let found = self.socket().and_then(|inode| peers.get(&inode));
         if let ThreadState::Blocked {

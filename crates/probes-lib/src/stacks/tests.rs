@@ -1,6 +1,6 @@
 //! Stacks of which only a part was copied.
 
-use test_support::{Talker, program};
+use test_support::{Talker, fixture, program};
 
 use super::*;
 
@@ -120,4 +120,30 @@ fn stacks_of_two_moments_are_noticed() {
     let mut other = words[..=at].to_vec();
     other[at] = whole.frames[2].address.0;
     assert_eq!(stacks.completed(&copied(&other)), None);
+}
+
+#[test]
+fn threads_without_time_are_read_in_another_stop() {
+    let mut target = Talker::start(&fixture("blocked.pie"));
+    target.ask("block", "blocked");
+    let mut stacks = Stacks::of_process(target.pid()).unwrap();
+    let lacking = |readings: &[ThreadReading]| {
+        let lacking = readings.iter().filter(|it| it.lacks_registers());
+        lacking.map(|it| it.tid).collect::<HashSet<i32>>()
+    };
+    // One of them runs, and others have frames that their registers lead to.
+    let mut readings = test_support::eventually("several lack registers", || {
+        let readings = stacks.read_threads().unwrap();
+        (lacking(&readings).len() > 1).then_some(readings)
+    });
+    let many = lacking(&readings);
+    let first = stacks.read_stopped(&many, false, Duration::ZERO).unwrap();
+    assert_eq!((first.stacks.len(), first.left.len()), (1, many.len() - 1));
+    let mut stopped = None;
+    let read = stacks.read_lacking(&mut readings, Duration::ZERO, &mut stopped);
+    assert!(read.is_ok() && stopped.is_some(), "{read:?}");
+    let found = readings.iter().filter(|it| many.contains(&it.tid));
+    let ends = found.map(|it| it.stack.as_ref().map(|stack| stack.end));
+    let ends: Vec<_> = ends.collect();
+    assert_eq!(ends, vec![Some(StackEnd::Outermost); many.len()]);
 }

@@ -86,6 +86,11 @@ pub(crate) fn monotonic_now() -> Duration {
 const MAX_BYTES: usize = 256;
 
 impl ThreadFiles {
+    /// Returns the directory of the thread, below that of the process.
+    pub(super) fn directory(&self) -> &str {
+        &self.directory
+    }
+
     /// Opens the files of a thread; `None` if it has exited.
     ///
     /// # Errors

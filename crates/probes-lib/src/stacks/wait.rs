@@ -8,7 +8,6 @@ use syscalls::Sysno;
 
 use crate::address::LiveAddr;
 use crate::process::Process;
-use crate::process::children::{child_with_own_id, children};
 
 /// A system call that a thread is in.
 ///
@@ -33,7 +32,7 @@ pub enum WaitsFor {
         descriptor: i32,
         /// What it is, as /proc names it: a path, or `socket:[1234]`; `None` if that cannot be read.
         path: Option<PathBuf>,
-        /// Of a connected TCP or UDP socket, the address of the other end.
+        /// Of a TCP or UDP socket that is connected, or is just being connected, the address of the other end.
         peer: Option<SocketAddr>,
     },
     /// One of several files.
@@ -52,7 +51,7 @@ pub enum WaitsFor {
     Time,
     /// A child process.
     Child {
-        /// Its pid, if it waits for that one, or has no other.
+        /// Its pid, if the call names it, or asks for any child and there is no other.
         pid: Option<i32>,
     },
     /// A signal.
@@ -133,7 +132,7 @@ impl fmt::Display for WaitsFor {
                     write!(f, " ({})", path.display())?;
                 }
                 match peer {
-                    Some(peer) => write!(f, ", connected to {peer}"),
+                    Some(peer) => write!(f, ", the other end is {peer}"),
                     None => Ok(()),
                 }
             }
@@ -161,8 +160,9 @@ fn futex(call: &SystemCall) -> Option<LiveAddr> {
     is_futex.then_some(LiveAddr(call.arguments[0]))
 }
 
-/// Returns what a system call of a thread of `process` waits for; `None` if that is not known.
-pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor> {
+/// Returns what a system call waits for, of a thread of `process` whose `directory` is below that of the process; `None`
+/// if that is not known.
+pub(super) fn waits_for(process: &Process, directory: &str, call: &SystemCall) -> Option<WaitsFor> {
     let [first, second, ..] = call.arguments;
     Some(match Sysno::new(call.number as usize)? {
         Sysno::read
@@ -191,7 +191,9 @@ pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor
             let descriptor = first as i32;
             WaitsFor::File {
                 descriptor,
-                path: process.read_link(&format!("fd/{descriptor}")).ok(),
+                path: process
+                    .read_link(&format!("{directory}/fd/{descriptor}"))
+                    .ok(),
                 peer: None,
             }
         }
@@ -211,38 +213,85 @@ pub(super) fn waits_for(process: &Process, call: &SystemCall) -> Option<WaitsFor
             owner: None,
         },
         Sysno::nanosleep | Sysno::clock_nanosleep => WaitsFor::Time,
-        Sysno::wait4 => WaitsFor::Child {
-            pid: child(process, first),
-        },
-        Sysno::waitid => WaitsFor::Child {
-            pid: match first as libc::idtype_t {
-                libc::P_PID => child(process, second),
-                libc::P_ALL => child(process, ANY_CHILD),
-                _ => None,
-            },
-        },
+        Sysno::wait4 | Sysno::waitid => WaitsFor::Child { pid: None },
         Sysno::pause | Sysno::rt_sigsuspend | Sysno::rt_sigtimedwait => WaitsFor::Signal,
         _ => return None,
     })
 }
 
-/// Says to wait4(2) that any child is meant.
-const ANY_CHILD: u64 = -1_i64 as u64;
+/// Which child a system call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WantedChild {
+    Any,
+    /// The one with this id in the pid namespace of its parent.
+    WithId(i32),
+}
 
-/// Returns the pid of the child that a process waits for with this argument of wait4(2), if it is a single one.
-fn child(process: &Process, wanted: u64) -> Option<i32> {
-    match wanted as i32 {
-        -1 => match children(process)[..] {
-            [only] => Some(only),
-            _ => None,
+/// Returns which child a thread waits for in this system call; `None` if in no such call, or for one of a group or, as
+/// tracers do, also for processes that are no children.
+fn wanted_child(call: &SystemCall) -> Option<WantedChild> {
+    let [first, second, third, fourth, ..] = call.arguments;
+    let (wanted, options) = match Sysno::new(call.number as usize)? {
+        Sysno::wait4 => match first as i32 {
+            -1 => (WantedChild::Any, third),
+            id if id > 0 => (WantedChild::WithId(id), third),
+            _ => return None,
         },
-        own_id => child_with_own_id(process, own_id),
+        Sysno::waitid => match first as libc::idtype_t {
+            libc::P_ALL => (WantedChild::Any, fourth),
+            libc::P_PID => (WantedChild::WithId(second as i32), fourth),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    let is_tracer = options as i32 & (libc::__WALL | libc::__WCLONE) != 0;
+    (wanted != WantedChild::Any || !is_tracer).then_some(wanted)
+}
+
+/// Returns the pid of the child that a system call waits for, if it is a single one. `children` are those of the process, each with
+/// its id in the pid namespace of the process and its pid.
+pub(super) fn child(call: &SystemCall, children: &[(i32, i32)]) -> Option<i32> {
+    match (wanted_child(call)?, children) {
+        (WantedChild::Any, [(_, only)]) => Some(*only),
+        (WantedChild::Any, _) => None,
+        (WantedChild::WithId(id), _) => {
+            let mut with_id = children.iter().filter(|(own_id, _)| *own_id == id);
+            with_id.next().map(|(_, pid)| *pid)
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn children_are_those_that_calls_ask_for() {
+        let call = |number: libc::c_long, arguments: [u64; 4]| {
+            let [first, second, third, fourth] = arguments;
+            SystemCall {
+                number: number as u32,
+                arguments: [first, second, third, fourth, 0, 0],
+            }
+        };
+        let any = -1_i64 as u64;
+        let (one, two) = ([(7, 4007)], [(7, 4007), (8, 4008)]);
+        let wait4 = |id: u64, options: i32| call(libc::SYS_wait4, [id, 0, options as u64, 0]);
+        assert_eq!(child(&wait4(any, 0), &one), Some(4007));
+        assert_eq!(child(&wait4(any, 0), &two), None);
+        assert_eq!(child(&wait4(8, 0), &two), Some(4008));
+        assert_eq!(child(&wait4(9, 0), &two), None);
+        // A tracer waits for its tracees, too; a group is no child.
+        assert_eq!(child(&wait4(any, libc::__WALL), &one), None);
+        assert_eq!(child(&wait4(8, libc::__WALL), &two), Some(4008));
+        assert_eq!(child(&wait4(0, 0), &one), None);
+        assert_eq!(child(&wait4(-7_i64 as u64, 0), &one), None);
+        let waitid = |kind: u32, id: u64| call(libc::SYS_waitid, [kind.into(), id, 0, 4]);
+        assert_eq!(child(&waitid(libc::P_PID, 8), &two), Some(4008));
+        assert_eq!(child(&waitid(libc::P_ALL, 0), &one), Some(4007));
+        assert_eq!(child(&waitid(libc::P_PGID, 7), &one), None);
+        assert_eq!(child(&call(libc::SYS_read, [7, 0, 0, 0]), &one), None);
+    }
 
     #[test]
     fn restarted_call_is_that_of_the_code() {
