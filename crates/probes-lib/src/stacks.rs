@@ -84,7 +84,7 @@ const MAX_CHECKED: usize = 2;
 /// How long stopping the threads may take.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 
-/// How long a process stays stopped, plus the time for one stack: the next stack is read in another stop.
+/// How long stacks are read once all threads are stopped, plus the time for one stack: the next is read in another stop.
 pub(crate) const LONGEST_STOP: Duration = Duration::from_millis(100);
 
 /// Reads the stacks of a process.
@@ -284,8 +284,8 @@ impl Stacks {
         })
     }
 
-    /// Stops the process to read the threads whose frames were not all found, no longer than this and the time for one
-    /// stack, and again until all are read. Adds up how long it was `stopped`.
+    /// Stops the process to read the threads whose frames were not all found, for `longest` and the time for one stack, and
+    /// again until all are read; between two stops, it runs as long as it was stopped. Adds up how long it was `stopped`.
     fn read_lacking(
         &mut self,
         readings: &mut [ThreadReading],
@@ -305,6 +305,9 @@ impl Stacks {
                 }
             }
             lacking = read.left;
+            if !lacking.is_empty() {
+                std::thread::sleep(read.stop.end.saturating_sub(read.stop.start));
+            }
         }
         Ok(())
     }
@@ -606,7 +609,7 @@ impl Stacks {
         }
     }
 
-    /// Stops the process and reads these threads, at least one and then as many as there is time for until it was
+    /// Stops the process and reads these threads, at least one and then as many as there is time for until all have been
     /// stopped for `longest`; and how often they have been switched if it `counts_switches`.
     pub(crate) fn read_stopped(
         &mut self,
@@ -619,8 +622,9 @@ impl Stacks {
         process.refuse_self_and_ancestors()?;
         with_tracer(&[process], |tracer| {
             let begun = monotonic_now();
-            let since = Instant::now();
             let stopped = tracer.stop(process, STOP_LIMIT)?;
+            // To stop thousands of threads takes as long, and is no reason to do it once for each.
+            let since = Instant::now();
             let mut pages = CachedPages::new(memory);
             let (mut stacks, mut system_calls) = (HashMap::new(), HashMap::new());
             let (mut switches, mut left) = (HashMap::new(), HashSet::new());
