@@ -613,6 +613,19 @@ mod tests {
     }
 
     #[test]
+    fn split_stacks_have_errors_of_the_split() {
+        let mut report = report(stack(Duration::from_secs(1), 0.01), ProfileBy::Stack);
+        report.how.tells_collections = true;
+        report.stacks[0].in_collection = Some(true);
+        report.stacks[0].split_variance = 4.0;
+        let row = |report: &ProfileReport| report.plain().lines().last().unwrap().to_owned();
+        let split = row(&report);
+        assert!(split.starts_with("1.000 4.000 [collection]"), "{split}");
+        report.how.by = ProfileBy::Thread;
+        assert_eq!(row(&report), "1.000 0.200 1 main");
+    }
+
+    #[test]
     fn errors_of_functions_are_of_their_times() {
         let report = report(stack(Duration::from_secs(1), 4.0), ProfileBy::Function);
         let mut stacks = report.stacks;

@@ -38,12 +38,12 @@ struct Sums {
 }
 
 impl Sums {
-    fn add(&mut self, stack: &StackTimes, is_innermost: bool) {
+    fn add(&mut self, stack: &StackTimes, variance: f64, is_innermost: bool) {
         self.total += stack.seconds;
-        self.total_variance += stack.variance;
+        self.total_variance += variance;
         if is_innermost {
             self.seconds += stack.seconds;
-            self.variance += stack.variance;
+            self.variance += variance;
         }
         if let Some(lengths) = &stack.lengths {
             self.waits.get_or_insert_default().merge(lengths);
@@ -73,7 +73,8 @@ pub(super) fn functions(stacks: &[StackTimes]) -> Vec<FunctionTimes> {
         let mut seen = HashSet::new();
         for (depth, name) in stack.frames.iter().enumerate() {
             if seen.insert(name) {
-                sums.entry(name).or_default().add(stack, depth == 0);
+                let sums = sums.entry(name).or_default();
+                sums.add(stack, stack.variance, depth == 0);
             }
         }
     }
@@ -120,8 +121,17 @@ impl ProfileReport {
             },
         };
         let mut sums: BTreeMap<String, Sums> = BTreeMap::new();
+        // Only stacks are split by whether there was a collection; the sums of others have both parts.
+        let are_split = self.how.tells_collections && self.how.by == ProfileBy::Stack;
         for stack in &self.stacks {
-            sums.entry(key(stack)).or_default().add(stack, true);
+            let variance = if are_split {
+                stack.split_variance
+            } else {
+                stack.variance
+            };
+            sums.entry(key(stack))
+                .or_default()
+                .add(stack, variance, true);
         }
         let sums: Vec<(String, Sums, Option<Distribution>)> = sums
             .into_iter()
