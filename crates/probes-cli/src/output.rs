@@ -49,7 +49,7 @@ pub(crate) use function_sources::FunctionSources;
 pub(crate) use functions::FunctionListing;
 pub(crate) use gc::{GcReport, LongPause};
 pub(crate) use histograms::{EventHistogram, HistogramReading, Histograms};
-pub(crate) use hits::{Field, Hits, Missing, ProcessHit, missing};
+pub(crate) use hits::{Field, Hits, Missing, ProcessHit, missing, why_lost};
 pub(crate) use keyed::{KeyedReading, KeyedReport};
 pub(crate) use keyed_histograms::{KeyedHistogramReading, KeyedHistogramReport, KeyedQuestion};
 pub(crate) use latencies::{

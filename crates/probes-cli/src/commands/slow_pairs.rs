@@ -26,6 +26,8 @@ pub(super) struct PendingSlowPairs {
     /// If there are several processes, each with its pid.
     waiting: Vec<(Option<i32>, SlowPair)>,
     dropped: u64,
+    /// How many of these have found no room for their stack.
+    without_place: u64,
 }
 
 impl PendingSlowPairs {
@@ -38,6 +40,7 @@ impl PendingSlowPairs {
             due: Duration::ZERO,
             waiting: Vec::new(),
             dropped: 0,
+            without_place: 0,
         }
     }
 
@@ -60,8 +63,8 @@ impl PendingSlowPairs {
 
     /// Adds the slow pairs among `events`. `pid` is `None` if there is only one process.
     pub(super) fn add_events(&mut self, pid: Option<i32>, events: Events) {
+        self.add_dropped(&events);
         self.add(pid, events.slow_pairs);
-        self.add_dropped(events.dropped);
     }
 
     pub(super) fn add(&mut self, pid: Option<i32>, pairs: Vec<SlowPair>) {
@@ -69,8 +72,9 @@ impl PendingSlowPairs {
             .extend(pairs.into_iter().map(|pair| (pid, pair)));
     }
 
-    pub(super) fn add_dropped(&mut self, dropped: u64) {
-        self.dropped = self.dropped.saturating_add(dropped);
+    pub(super) fn add_dropped(&mut self, events: &Events) {
+        self.dropped = self.dropped.saturating_add(events.dropped);
+        self.without_place = self.without_place.saturating_add(events.without_place);
     }
 
     /// Takes the slow pairs that wait, and returns their lines. How many were dropped is a line of JSON, or else a
@@ -86,8 +90,8 @@ impl PendingSlowPairs {
         // Several processes were read one after the other.
         waiting.sort_by_key(|(_, pair)| pair.stop.time);
         let (text, unknown) = self.lines.lines(&waiting, reading)?;
-        self.add_dropped(unknown);
-        let dropped = take(&mut self.dropped);
+        let dropped = take(&mut self.dropped).saturating_add(unknown);
+        let without_place = take(&mut self.without_place);
         if dropped == 0 {
             return Ok(text);
         }
@@ -101,8 +105,8 @@ impl PendingSlowPairs {
         self.output.messages.warning(
             WarningKind::LostHits,
             &format!(
-                "not all slow pairs and calls are shown ({dropped} are missing): they came faster than they could be \
-                 read, or their process ended before that"
+                "not all slow pairs and calls are shown ({dropped} are missing): {}, or their process ended before that",
+                output::why_lost(without_place)
             ),
             "give a longer time with -over; the figures count them all",
         );

@@ -357,7 +357,7 @@ impl<'l> ObservationPrinter<'l> {
         if self.wanted.watches() {
             return self.watching.show_at_once(self.target.pid(), events);
         }
-        self.slow_pairs.add_dropped(events.dropped);
+        self.slow_pairs.add_dropped(&events);
         Ok(())
     }
 }

@@ -283,7 +283,9 @@ impl HitPrinter {
     /// Adds what was read of the process `pid`, to be shown next; with -rate, what is chosen of it once the second is
     /// over.
     fn add(&mut self, pid: i32, events: Events) {
-        self.missing.lost = self.missing.lost.saturating_add(events.dropped);
+        let missing = &mut self.missing;
+        missing.lost = missing.lost.saturating_add(events.dropped);
+        missing.without_place = missing.without_place.saturating_add(events.without_place);
         self.missing.skipped = self.missing.skipped.saturating_add(events.skipped);
         if let Some(more) = events.untyped {
             let untyped = self.missing.untyped.get_or_insert(0);
@@ -402,8 +404,9 @@ impl HitPrinter {
             messages.warning(
                 WarningKind::LostHits,
                 &format!(
-                    "{} dropped: they came faster than they could be read",
-                    number_that_were(lost, "hit")
+                    "{} dropped: {}",
+                    number_that_were(lost, "hit"),
+                    output::why_lost(missing.without_place)
                 ),
                 hint,
             );

@@ -51,6 +51,9 @@ pub(crate) enum Field {
 pub(crate) struct Missing {
     /// Those that could not be read in time.
     pub(crate) lost: u64,
+    /// How many of these have found no room for their stack.
+    #[serde(skip)]
+    pub(crate) without_place: u64,
     /// Those that `-sample` or `-rate` left out.
     pub(crate) skipped: u64,
     /// Those for which `-where` is neither true nor false; `None` without it.
@@ -62,6 +65,20 @@ impl Missing {
     pub(crate) fn is_none(self) -> bool {
         self.lost == 0 && self.skipped == 0 && self.untyped.unwrap_or(0) == 0
     }
+}
+
+/// Says why hits are lost, of which `without_place` have found no room for their stack ([`Events::without_place`]).
+///
+/// [`Events::without_place`]: probes_lib::Events::without_place
+pub(crate) fn why_lost(without_place: u64) -> String {
+    let why = "they came faster than they could be read";
+    if without_place == 0 {
+        return why.to_owned();
+    }
+    format!(
+        "{why}, or ({without_place} of them) found no room for their stack, because other hits have not finished copying \
+         theirs there: a signal handler that calls siglongjmp(3) may have ended that"
+    )
 }
 
 /// Where a site or function is.

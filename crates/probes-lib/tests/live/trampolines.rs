@@ -104,6 +104,52 @@ fn keys_stay_whole_while_signals_hit_trampolines() {
     }
 }
 
+// promise: Observations: Handlers of signals received while a hit's stack is copied return there, jump out and reach the same
+//    sites: later hits have their stacks, and the rest is counted as missing (2)
+#[test]
+fn stacks_are_copied_after_handlers_jump_out() {
+    for file in fixture_forms("interrupted_trampolines") {
+        let mut talker = Talker::start(&file);
+        let target = Target::open(talker.pid()).unwrap();
+        let observation = Observation::new()
+            .count(Selector::All)
+            .watch(Selector::All)
+            .with_stacks();
+        let mut observer = target.observe(&observation, options()).unwrap();
+        talker.ask("storm", "storming");
+        let (mut seen, mut without_place) = (0, 0);
+        let mut add = |events: Events| {
+            assert!(events.without_place <= events.dropped);
+            assert!(events.events.iter().all(|event| event.stack.is_some()));
+            seen += events.events.len() as u64 + events.dropped;
+            without_place += events.without_place;
+            events.events.len()
+        };
+        for _ in 0..40 {
+            add(observer.events().unwrap());
+            std::thread::sleep(observer.next_read());
+        }
+        let met = numbers(&talker.ask("calm", "calm"));
+        assert!(met["in_trampolines"] > 0 && met["jumped"] > 0, "{met:?}");
+        let mut later = 0;
+        eventually("hits after the storm have their stacks", || {
+            later += add(observer.events().unwrap());
+            (later > 1000).then_some(())
+        });
+        let observed = observer.remove().unwrap();
+        add(observed.events);
+        let counted = observed.counts.total();
+        assert!(seen <= counted, "{seen} of {counted}");
+        // The hit of a handler that jumped out is counted, and may not be shown.
+        assert!(
+            counted - seen <= met["jumped"],
+            "{seen} of {counted}: {met:?}"
+        );
+        println!("{met:?}: {seen} of {counted}, {without_place} without a place");
+        talker.hits();
+    }
+}
+
 // promise: Observations: A signal handler that interrupted a trampoline returns into it, however
 //    long it took (4)
 #[test]

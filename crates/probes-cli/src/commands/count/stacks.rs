@@ -14,7 +14,7 @@ use crate::destination::Output;
 use crate::failure::Failure;
 use crate::interruptible_output::{InterruptibleOutput, Next};
 use crate::messages::Messages;
-use crate::output::{CountedStacks, WarningKind};
+use crate::output::{CountedStacks, WarningKind, why_lost};
 use crate::text::number_of;
 
 /// Counts the hits of a process by their stacks.
@@ -25,6 +25,8 @@ pub(super) struct StackCounting {
     top: usize,
     /// The file, and whether it gets folded stacks (its extension is `folded`) instead of a flame graph.
     graph: Option<(ReportFile, bool)>,
+    /// How many hits have found no room for their stack.
+    without_place: u64,
 }
 
 impl StackCounting {
@@ -42,6 +44,7 @@ impl StackCounting {
             stacks,
             top,
             graph: graph.map(create).transpose()?,
+            without_place: 0,
         })
     }
 
@@ -60,7 +63,8 @@ impl StackCounting {
         }
         if outcome.output_was_read {
             warn_of_untyped(&output.messages, counted.only_untyped(), outcome.of_results);
-            warn_of_hits_without_stack(&counted, outcome.lasted, output);
+            let lasted = outcome.lasted;
+            warn_of_hits_without_stack(&counted, self.without_place, lasted, output);
         }
         outcome.finish(&output.messages)
     }
@@ -73,6 +77,7 @@ impl StackCounting {
             }
         }
         self.counted.add_others(events.dropped);
+        self.without_place = self.without_place.saturating_add(events.without_place);
         self.counted.add_untyped(events.untyped.unwrap_or(0));
     }
 }
@@ -113,7 +118,12 @@ fn is_folded(path: &Path) -> bool {
 }
 
 /// Warns if hits were counted without their stack.
-fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output: &Output) {
+fn warn_of_hits_without_stack(
+    counted: &CountedStacks,
+    without_place: u64,
+    lasted: Duration,
+    output: &Output,
+) {
     let warning = |text: &str, remedy: &str| {
         let kind = WarningKind::LostHits;
         output.messages.warning(kind, text, remedy);
@@ -134,9 +144,10 @@ fn warn_of_hits_without_stack(counted: &CountedStacks, lasted: Duration, output:
         return;
     }
     let text = format!(
-        "{without_stack} of {} in {:.1} s have no stack: they came faster than they could be read",
+        "{without_stack} of {} in {:.1} s have no stack: {}",
         number_of(counted.all(), "hit"),
-        lasted.as_secs_f64()
+        lasted.as_secs_f64(),
+        why_lost(without_place)
     );
     let remedy = "select fewer hits with -where, give bursts more room (-buffer, up to 64), or use `profile -on-cpu`, which shows the \
                   callers of a function that is called often";

@@ -169,13 +169,16 @@ impl CollectorFunctions {
     /// Warns of pauses that had begun before they were timed, or have not ended, if there is more than one for each
     /// hundred that were seen whole. A pause that lasts all the time is seen only on the stack of its thread.
     fn warn_of_unseen(&self, pid: i32, latencies: &[FunctionLatency], messages: &Messages) {
-        let each = latencies.iter();
-        let partly = each.clone().map(|it| it.running() + it.unmatched_exits());
-        let (partly, whole): (u64, u64) = (partly.sum(), each.map(|it| it.count()).sum());
+        let total = |of: fn(&FunctionLatency) -> u64| {
+            let each = latencies.iter().map(of);
+            each.fold(0, u64::saturating_add)
+        };
+        let partly = total(|it| it.running().saturating_add(it.unmatched_exits()));
+        let whole = total(|it| it.count());
         let what = if partly > whole / 100 {
             let were = number_that_were(partly, "pause");
             format!("{were} not seen from beginning to end: the figures are those of the others")
-        } else if partly + whole == 0 && self.are_on_a_stack(pid) {
+        } else if partly.max(whole) == 0 && self.are_on_a_stack(pid) {
             "the process is in a pause that began before the observation and has not ended: it is left out"
                 .to_owned()
         } else {
@@ -279,7 +282,8 @@ impl ReadingHandler for CallsPrinter<'_> {
 
 /// Warns of calls whose times were not recorded, if there are any.
 fn warn_of_lost_calls(latencies: &[FunctionLatency], messages: &Messages) {
-    let lost: u64 = latencies.iter().map(FunctionLatency::lost).sum();
+    let each = latencies.iter().map(FunctionLatency::lost);
+    let lost = each.fold(0, u64::saturating_add);
     if lost > 0 {
         messages.warning(
             WarningKind::LostCalls,

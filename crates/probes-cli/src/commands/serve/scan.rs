@@ -105,12 +105,17 @@ struct Identity {
     executable: Option<(u64, u64)>,
 }
 
-impl Identity {
-    /// Whether the process is still the same. If either executable may not be read, it is, unless it was started at
-    /// another time: a process may become undumpable.
-    fn is_same(&self, other: &Identity) -> bool {
-        let executables = self.executable.zip(other.executable);
-        self.started == other.started && executables.is_none_or(|(one, other)| one == other)
+impl KnownProcess {
+    /// Whether the process that was found now is this one, and executes the same program. One whose executable may not be
+    /// read any more does: it may have become undumpable. One whose executable can be read only now may have executed
+    /// another program, and is looked at again, unless it is observed.
+    fn is_still(&self, now: &Identity) -> bool {
+        let is_same_program = match (self.identity.executable, now.executable) {
+            (Some(before), Some(now)) => before == now,
+            (None, Some(_)) => matches!(self.state, KnownState::Observed(_)),
+            (_, None) => true,
+        };
+        self.identity.started == now.started && is_same_program
     }
 }
 
@@ -274,7 +279,7 @@ impl<'s> Scanner<'s> {
             if since.elapsed() >= LOADING {
                 self.executed.remove(&pid);
             }
-            if (self.known.get(&pid)).is_some_and(|known| !known.identity.is_same(&identity)) {
+            if (self.known.get(&pid)).is_some_and(|known| !known.is_still(&identity)) {
                 self.known.remove(&pid);
             }
             self.look_at(pid, identity, program);
@@ -294,7 +299,7 @@ impl<'s> Scanner<'s> {
         self.has_failed = false;
         let is_there = |pid: &i32, known: &KnownProcess| {
             let found = candidates.get(pid);
-            found.is_some_and(|(identity, _)| identity.is_same(&known.identity))
+            found.is_some_and(|(identity, _)| known.is_still(identity))
         };
         let gone: Vec<i32> = self
             .known

@@ -61,6 +61,11 @@ pub(crate) const MAIN_STACK_END: u64 = 16;
 pub(crate) const TIMES_FROM: u64 = 24;
 pub(crate) const TIMES_LEN: u64 = 32;
 
+/// In the header, eight bytes each, if stacks are copied: how many records were claimed and left unused, and how many
+/// hits have found no record whose place for a stack is free. See [`record::IS_UNUSED`].
+pub(crate) const UNUSED_RECORDS: u64 = 40;
+pub(crate) const HITS_WITHOUT_PLACE: u64 = 48;
+
 /// The fields of the validity of the table of pages, eight bytes each. All zero: it is not valid.
 /// The observer, which keeps the table up to date, may be stopped or killed.
 pub(crate) mod validity {
@@ -113,6 +118,8 @@ pub(crate) mod record {
 
     /// The sequence number in the ring, from 1; written last, so it tells that the record is complete.
     pub(crate) const NUMBER: u64 = 0;
+    /// The bit of the number that says that the record has nothing else: its place for a stack was in use.
+    pub(crate) const IS_UNUSED: u32 = 63;
     /// The time of the hit, in ticks.
     pub(crate) const TIME: u64 = 8;
     /// The thread's id, four bytes.

@@ -43,7 +43,7 @@ pub(crate) const LINK: u64 = FIBER + 48;
 pub(crate) const FIRST_END: u64 = FIBER + 56;
 
 /// Four bytes: 1 while a thread uses all this. If the thread is preempted meanwhile, others may have gone once around
-/// the ring before it continues.
+/// the ring before it continues. It stays 1 if a signal handler leaves the trampoline by siglongjmp(3).
 pub(crate) const IS_TAKEN: u64 = FIBER + 64;
 
 /// The bytes of the parts.

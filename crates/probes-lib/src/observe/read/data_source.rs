@@ -22,7 +22,7 @@ use crate::process::memory::{MAX_IOVECS, ProcessMemory};
 const MARGIN: usize = 4 << 20;
 
 /// A read of this many bytes is large.
-const LARGE: usize = 64 << 10;
+pub(super) const LARGE: usize = 64 << 10;
 
 /// Where recorded data are read.
 pub(crate) enum DataSource<'d> {

@@ -58,6 +58,9 @@ pub struct Events {
     /// How many hits, or slow pairs, were lost: overwritten before they were read, with an invalid record, or, of a
     /// function of C, not recorded because there was no place to save registers.
     pub dropped: u64,
+    /// How many of these hits have found no free place for their stack: other threads have begun to copy theirs there and
+    /// were preempted for long, or signal handlers have left the code that copies them by siglongjmp(3).
+    pub without_place: u64,
     /// How many hits were not recorded because of [`Observation::sample`](crate::Observation::sample).
     pub skipped: u64,
     /// How many hits were not recorded because [`Observation::only_where`](crate::Observation::only_where) has no

@@ -6,6 +6,9 @@
 //! was complete both times, and the ring had not wrapped around to it afterwards. A thread that is so
 //! late that it still writes a record of an earlier round is noticed only once it writes the number.
 //!
+//! A record whose place for a stack is in use is marked as unused, and most hits then take another one. So the records
+//! that were not read are no count of lost hits: from them are taken those that the trampolines count as unused.
+//!
 //! A record has room for a deep stack, and most stacks are not deep: of each record, only so many bytes are read as most
 //! have, and the few longer ones once more as a whole.
 
@@ -16,8 +19,11 @@ use crate::address::LiveAddr;
 use crate::memory::ReadMemory;
 use crate::numbers::u64_at;
 use crate::observe::layout::groups::GROUPS;
-use crate::observe::layout::shared::{HEADER_LEN, SharedLayout, record};
-use crate::observe::read::data_source::reserve_exact;
+use crate::observe::layout::shared::{
+    HEADER_LEN, HITS_WITHOUT_PLACE, SharedLayout, UNUSED_RECORDS, record,
+};
+use crate::observe::layout::stack_copies::StackCopies;
+use crate::observe::read::data_source::{LARGE, reserve_exact};
 
 /// If a thread takes longer than this to complete a record, it is assumed to have exited, or to
 /// have left its trampoline in another way.
@@ -43,8 +49,21 @@ pub(crate) struct Rings {
     next: Heads,
     /// Since when the next record of a ring has been incomplete.
     waiting: [Option<Instant>; GROUPS],
+    /// If stacks are copied: what the trampolines had counted when that was last read.
+    unused: UnusedCounts,
+    /// So many of the records counted as unused have not been read yet.
+    unused_ahead: u64,
     /// What was read the first time.
     first_copy: Vec<u8>,
+}
+
+/// What trampolines that copy stacks count beside the records.
+#[derive(Clone, Copy, Debug, Default)]
+struct UnusedCounts {
+    /// Records that were claimed for a hit, which has taken a later one.
+    records: u64,
+    /// Hits that have got no record.
+    hits: u64,
 }
 
 /// Records that were read, in the order of their times.
@@ -54,8 +73,8 @@ pub(crate) struct Records {
     bytes: Vec<u8>,
     len: usize,
     record_len: usize,
-    /// Those that are longer, by their indices, which are in order.
-    whole: Vec<(usize, Vec<u8>)>,
+    /// Those that are longer.
+    whole: WholeRecords,
     /// The time of the last of them, and whether each is as late as the one before it.
     last_time: u64,
     are_in_order: bool,
@@ -63,6 +82,47 @@ pub(crate) struct Records {
     order: Vec<(u64, usize)>,
     /// How many were overwritten before they could be read, or never completed.
     pub(crate) dropped: u64,
+    /// How many of these hits have found no free place for a stack.
+    pub(crate) without_place: u64,
+}
+
+/// Records that were read as a whole.
+#[derive(Debug, Default)]
+struct WholeRecords {
+    /// By their indices, which are in order.
+    by_index: Vec<(usize, Vec<u8>)>,
+    /// How many bytes they have, and for how many of them enough memory was left when that was last checked.
+    len: usize,
+    checked_len: usize,
+}
+
+impl WholeRecords {
+    /// Returns whether there is memory for so many bytes of another one, and for what is decoded from all of them. Checks
+    /// it once for each [`LARGE`] number of bytes.
+    fn have_memory_for(&mut self, len: usize) -> bool {
+        let all = self.len.saturating_add(len);
+        if all - self.checked_len >= LARGE {
+            if reserve_exact(&mut Vec::new(), all).is_err() {
+                return false;
+            }
+            self.checked_len = all;
+        }
+        self.len = all;
+        true
+    }
+
+    #[inline]
+    fn get(&self, index: usize) -> Option<&[u8]> {
+        let found = self
+            .by_index
+            .binary_search_by_key(&index, |(index, _)| *index);
+        found.ok().map(|at| &self.by_index[at].1[..])
+    }
+
+    fn clear(&mut self) {
+        self.by_index.clear();
+        (self.len, self.checked_len) = (0, 0);
+    }
 }
 
 impl Rings {
@@ -73,6 +133,8 @@ impl Rings {
             layout,
             next: [0; GROUPS],
             waiting: [None; GROUPS],
+            unused: UnusedCounts::default(),
+            unused_ahead: 0,
             first_copy: Vec::new(),
         }
     }
@@ -107,8 +169,41 @@ impl Rings {
                 Ok(()) => {}
             }
         }
+        if self.layout.stacks != StackCopies::None {
+            match self.unused_counts(memory) {
+                Err(error) if is_over => return Err(error),
+                Err(_) => {}
+                Ok(unused) => self.leave_out_unused(unused, records),
+            }
+        }
         records.sort();
         Ok(())
+    }
+
+    /// Reads what the trampolines count beside the records. Read after these, the counts include all that are marked.
+    fn unused_counts(&self, memory: &impl ReadMemory) -> io::Result<UnusedCounts> {
+        let mut counts = [[0; 8]; 2];
+        let places = [UNUSED_RECORDS, HITS_WITHOUT_PLACE].map(|at| self.shared.plus(at));
+        let mut pieces: Vec<_> = places
+            .into_iter()
+            .zip(&mut counts)
+            .map(|(at, count)| (at, &mut count[..]))
+            .collect();
+        let read = memory.read_pieces(&mut pieces);
+        read.map_err(|(_, error)| error)?;
+        let [records, hits] = counts.map(u64::from_le_bytes);
+        Ok(UnusedCounts { records, hits })
+    }
+
+    /// Takes the unused records from those that count as dropped.
+    fn leave_out_unused(&mut self, unused: UnusedCounts, records: &mut Records) {
+        let before = std::mem::replace(&mut self.unused, unused);
+        let new = unused.records.saturating_sub(before.records);
+        let unused_ahead = self.unused_ahead.saturating_add(new);
+        let left_out = unused_ahead.min(records.dropped);
+        self.unused_ahead = unused_ahead - left_out;
+        records.dropped -= left_out;
+        records.without_place = unused.hits.saturating_sub(before.hits).min(records.dropped);
     }
 
     /// Returns whether these heads show no new record and none is incomplete; `false` if nothing is recorded.
@@ -170,19 +265,28 @@ impl Rings {
         let has_number = |bytes: &[u8], index: usize| {
             word(&bytes[index * len..], record::NUMBER) == first + index as u64 + 1
         };
+        let is_unused = |bytes: &[u8], index: usize| {
+            let marked = (first + index as u64 + 1) | 1 << record::IS_UNUSED;
+            word(&bytes[index * len..], record::NUMBER) == marked
+        };
         let oldest = head.saturating_sub(room);
         let (mut end, mut kept) = (first, 0);
         let mut failed = Ok(());
         for index in 0..many {
             let is_complete = has_number(first_copy, index);
-            if !is_complete && !is_over {
+            if !is_complete && !is_over && !is_unused(first_copy, index) {
                 break;
             }
             // A record of an earlier round of the ring that was completed late may have overwritten it meanwhile.
             if end >= oldest && is_complete && has_number(second_copy, index) {
                 let record = index * len..(index + 1) * len;
                 if let Some(len_of_whole) = self.layout.whole_len(&second_copy[record.clone()]) {
-                    match self.read_whole(memory, (group, end), len_of_whole) {
+                    let whole = if records.whole.have_memory_for(len_of_whole) {
+                        self.read_whole(memory, (group, end), len_of_whole)
+                    } else {
+                        Ok(None)
+                    };
+                    match whole {
                         Err(error) => {
                             failed = Err(error);
                             break;
@@ -191,7 +295,10 @@ impl Rings {
                             end += 1;
                             continue;
                         }
-                        Ok(Some(whole)) => records.whole.push((records.len / len + kept, whole)),
+                        Ok(Some(whole)) => {
+                            let index = records.len / len + kept;
+                            records.whole.by_index.push((index, whole));
+                        }
                     }
                 }
                 if kept != index {
@@ -264,8 +371,8 @@ impl Rings {
         Ok(heads.map(u64::from_le_bytes))
     }
 
-    /// Reserves memory for so many records, and for the first copy of one part. Returns whether as much is left for what is
-    /// decoded from them.
+    /// Reserves memory for so many records, as much of each as is read first, and for the first copy of one part. Returns
+    /// whether as much is left for what is decoded from them.
     fn has_memory_for(&mut self, many: usize, records: &mut Records) -> bool {
         let len = records.record_len;
         let part = self.part(many);
@@ -348,8 +455,8 @@ impl Records {
     #[inline]
     pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
         let index = self.order.get(index).map_or(index, |(_, index)| *index);
-        if let Ok(at) = self.whole.binary_search_by_key(&index, |(index, _)| *index) {
-            return Some(&self.whole[at].1);
+        if let Some(whole) = self.whole.get(index) {
+            return Some(whole);
         }
         let start = index.checked_mul(self.record_len)?;
         let records = self.bytes[..self.len].get(start..)?;
@@ -363,7 +470,7 @@ impl Records {
         shrink(&mut self.order);
         self.order.clear();
         self.whole.clear();
-        (self.len, self.dropped) = (0, 0);
+        (self.len, self.dropped, self.without_place) = (0, 0, 0);
         (self.last_time, self.are_in_order) = (0, true);
     }
 
@@ -396,9 +503,7 @@ mod tests {
     use super::*;
     use crate::observe::layout::calls::CallsLayout;
     use crate::observe::layout::keys::KeysLayout;
-    use crate::observe::layout::stack_copies::{
-        BYTES, LEN, MAX_BYTES, StackCopies, USED, USUAL_BYTES,
-    };
+    use crate::observe::layout::stack_copies::{BYTES, LEN, MAX_BYTES, USED, USUAL_BYTES};
     use crate::observe::layout::values::ValuesLayout;
     use crate::observe::role::ArgumentRoom;
     use crate::observe::value_pages::ValuePages;
@@ -592,6 +697,68 @@ mod tests {
             let records = read_stacks(&mut rings, &memory);
             assert_eq!((records.count(), records.dropped), (kept, 1 - kept as u64));
         }
+    }
+
+    /// Claims a record of the first group, and marks it as unused; the hit takes the next one, or is lost if it `is_last`.
+    fn leave_unused(bytes: &mut [u8], is_last: bool) {
+        let ring = WITH_STACKS.ring(0);
+        let position = word(bytes, ring);
+        let len = u64::from(WITH_STACKS.record_len);
+        let number = ring + HEADER_LEN + position % WITH_STACKS.records() * len + record::NUMBER;
+        let counter = if is_last {
+            HITS_WITHOUT_PLACE
+        } else {
+            UNUSED_RECORDS
+        };
+        let count = word(bytes, counter) + 1;
+        let marked = (position + 1) | 1 << record::IS_UNUSED;
+        for (at, word) in [(ring, position + 1), (counter, count), (number, marked)] {
+            bytes[at as usize..][..8].copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    #[test]
+    fn unused_records_are_no_hits() {
+        let memory = memory_with_stacks();
+        let mut rings = Rings::at(BASE, WITH_STACKS);
+        let change = |many: u64, is_last: bool| {
+            for _ in 0..many {
+                leave_unused(&mut memory.bytes.borrow_mut(), is_last);
+            }
+        };
+        let mut check = |count, dropped, without_place| {
+            let records = read_stacks(&mut rings, &memory);
+            assert_eq!(
+                (records.count(), records.dropped, records.without_place),
+                (count, dropped, without_place)
+            );
+        };
+        change(3, false);
+        hit_with_stack(&mut memory.bytes.borrow_mut(), 10, 8);
+        check(1, 0, 0);
+        change(2, false);
+        change(1, true);
+        check(0, 1, 1);
+        check(0, 0, 0);
+        // They are no hits either if they are overwritten before they are read.
+        change(5, false);
+        for _ in 0..WITH_STACKS.records() {
+            hit_with_stack(&mut memory.bytes.borrow_mut(), 20, 8);
+        }
+        hit_with_stack(&mut memory.bytes.borrow_mut(), 20, 8);
+        check(WITH_STACKS.records() as usize, 1, 0);
+        // The first copy of a record may be read before the mark is written, and the count after it.
+        let position = word(&memory.bytes.borrow(), WITH_STACKS.ring(0));
+        change(1, false);
+        let number = WITH_STACKS.ring(0)
+            + HEADER_LEN
+            + position % WITH_STACKS.records() * u64::from(WITH_STACKS.record_len);
+        let marked = word(&memory.bytes.borrow(), number);
+        memory.bytes.borrow_mut()[number as usize..][..8].fill(0);
+        check(0, 0, 0);
+        memory.bytes.borrow_mut()[number as usize..][..8].copy_from_slice(&marked.to_le_bytes());
+        hit_with_stack(&mut memory.bytes.borrow_mut(), 30, 8);
+        check(1, 0, 0);
     }
 
     #[test]

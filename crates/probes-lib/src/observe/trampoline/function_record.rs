@@ -88,13 +88,13 @@ pub(super) fn code(
     load(&mut a, rbx, pointers.shared)?;
     time(&mut a, rsi)?;
     let point = watched.point | flag(what);
-    record::begin(&mut a, point, function.is_from_start, pointers.layout)?;
+    let claimed = record::begin(&mut a, point, function.is_from_start, pointers.layout)?;
     if let Some(stack) = function.exits_on {
         frame(&mut a, stack)?;
     }
     let mut fields = FieldCopies::default();
     recorded(what, watched, function, context).emit(&mut a, &mut fields)?;
-    record::end_with_stack(&mut a, watched, context)?;
+    claimed.end_with_stack(&mut a, watched, context)?;
     if filter.is_some() {
         a.jmp(skipped)?;
         a.set_label(&mut untyped)?;

@@ -27,33 +27,53 @@ pub(super) fn record(
     context: PointContext,
 ) -> Result<FieldCopies, IcedError> {
     let mut fields = FieldCopies::default();
-    begin(a, watched.point, false, context.layout)?;
+    let claimed = begin(a, watched.point, false, context.layout)?;
     arguments(a, watched, context, &mut fields)?;
-    end_with_stack(a, watched, context)?;
+    claimed.end_with_stack(a, watched, context)?;
     Ok(fields)
 }
 
-/// Emits the code that copies the stack of a hit into the record at rcx, which has its time, if stacks are copied, and
-/// completes the record. The address of the shared data is in rbx. The code uses the same registers as [`arguments`].
-pub(super) fn end_with_stack(
-    a: &mut CodeAssembler,
-    watched: &WatchRole,
-    context: PointContext,
-) -> Result<(), IcedError> {
-    let layout = context.layout;
-    if layout.stacks == StackCopies::None {
-        return end(a);
+/// A record that was claimed ([`begin`]), and is to be completed.
+#[must_use]
+pub(super) struct Claimed {
+    layout: SharedLayout,
+    /// If stacks are copied: where the code goes on without a record, as none has a free place for a stack.
+    without: Option<CodeLabel>,
+}
+
+impl Claimed {
+    /// Emits the code that completes the record at rcx, whose number is in r8.
+    pub(super) fn end(self, a: &mut CodeAssembler) -> Result<(), IcedError> {
+        // Written last: a record with its number is complete, as other processors see the stores in
+        // this order.
+        a.mov(word_at(rcx, record::NUMBER), r8)?;
+        let Some(mut without) = self.without else {
+            return Ok(());
+        };
+        stack_copy::release(a, self.layout)?;
+        a.set_label(&mut without)?;
+        // A label needs an instruction, and may be followed by another one.
+        a.nop()
     }
-    let mut taken = a.create_label();
-    stack_copy::take(a, layout, taken)?;
-    let copy = StackCopy {
-        context,
-        is_ocaml: watched.is_ocaml,
-        is_from_start: watched.function.is_some_and(|it| it.is_from_start),
-    };
-    copy.emit(a)?;
-    end(a)?;
-    stack_copy::release(a, layout, &mut taken)
+
+    /// The same, after the stack of the hit was copied into the record, if stacks are copied. The address of the shared
+    /// data is in rbx. The code uses the same registers as [`arguments`].
+    pub(super) fn end_with_stack(
+        self,
+        a: &mut CodeAssembler,
+        watched: &WatchRole,
+        context: PointContext,
+    ) -> Result<(), IcedError> {
+        if self.without.is_some() {
+            let copy = StackCopy {
+                context,
+                is_ocaml: watched.is_ocaml,
+                is_from_start: watched.function.is_some_and(|it| it.is_from_start),
+            };
+            copy.emit(a)?;
+        }
+        self.end(a)
+    }
 }
 
 /// Emits the code that records the arguments of a hit in the record at rcx, which has its time. The code uses rax, rdx,
@@ -73,16 +93,18 @@ pub(super) fn arguments(
     Ok(())
 }
 
-/// Emits the code that claims a record of a point. Expects the address of the shared data in rbx and the time in rsi;
-/// leaves the address of the record in rcx, its number in r8, and the id of the thread in eax. If it is `from_start`,
-/// the code works before the thread has a control block, with 0 as its id, and the process has to be allowed to execute
-/// `rdfsbase`.
+/// Emits the code that claims a record of a point, and its place for a stack if stacks are copied. Expects the address
+/// of the shared data in rbx and the time in rsi; leaves the address of the record in rcx, its number in r8, and the id of
+/// the thread in eax. If it is `from_start`, the code works before the thread has a control block, with 0 as its id, and
+/// the process has to be allowed to execute `rdfsbase`.
 pub(super) fn begin(
     a: &mut CodeAssembler,
     point: u32,
     from_start: bool,
     layout: SharedLayout,
-) -> Result<(), IcedError> {
+) -> Result<Claimed, IcedError> {
+    let mut claim = a.create_label();
+    a.set_label(&mut claim)?;
     if from_start {
         a.rdfsbase(rax)?;
     } else {
@@ -98,6 +120,11 @@ pub(super) fn begin(
     a.imul_3(rax, rax, layout.record_len as i32)?;
     // From here on rcx is the record, and r8 its number.
     a.lea(rcx, qword_ptr(rcx + rax + HEADER_LEN))?;
+    let mut without = None;
+    if layout.stacks != StackCopies::None {
+        let label = *without.insert(a.create_label());
+        stack_copy::take(a, layout, claim, label)?;
+    }
     a.mov(word_at(rcx, record::TIME), rsi)?;
     let mut known = a.create_label();
     if from_start {
@@ -111,14 +138,8 @@ pub(super) fn begin(
         a.set_label(&mut known)?;
     }
     a.mov(dword_ptr(rcx + record::TID), eax)?;
-    a.mov(dword_ptr(rcx + record::POINT), point)
-}
-
-/// Emits the code that completes a record.
-pub(super) fn end(a: &mut CodeAssembler) -> Result<(), IcedError> {
-    // Written last: a record with its number is complete, as other processors see the stores in
-    // this order.
-    a.mov(word_at(rcx, record::NUMBER), r8)
+    a.mov(dword_ptr(rcx + record::POINT), point)?;
+    Ok(Claimed { layout, without })
 }
 
 /// Emits the code that records an argument: its value; if that is a block, also its header; and if

@@ -24,8 +24,8 @@
 //! before each page there is read.
 
 use iced_x86::code_asm::{
-    AsmMemoryOperand, CodeAssembler, CodeLabel, dl, dword_ptr, eax, edi, edx, qword_ptr, r12, r13,
-    r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
+    AsmMemoryOperand, CodeAssembler, CodeLabel, dl, dword_ptr, eax, edi, edx, qword_ptr, r8, r8b,
+    r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{IcedError, Register};
 
@@ -33,11 +33,13 @@ use super::at_point::PointContext;
 use super::emit::{offset, word_at};
 use super::readable::{unless_kernel_reads, unless_readable};
 use crate::address::PAGE;
-use crate::observe::layout::shared::{MAIN_STACK_END, MAIN_TID, SharedLayout, TID_AT};
+use crate::observe::layout::shared::{
+    HITS_WITHOUT_PLACE, MAIN_STACK_END, MAIN_TID, SharedLayout, TID_AT, UNUSED_RECORDS, record,
+};
 use crate::observe::layout::stack_copies::{
     BYTES, COUNT, END, ENTRY_BITS, FIBER, FIBER_FIELDS_LEN, FIBER_HANDLER, FIBER_POINTER,
     FIRST_END, FROM, FiberFields, HANDLER_LEN, HANDLER_PARENT, IS_TAKEN, LINK, MAX_BYTES,
-    OF_THREAD, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, StackCopies, USED,
+    OF_THREAD, PART_LIST, PARTS, R12, R13, R14, R15, RBP, RBX, STACK_POINTER, USED,
 };
 
 /// A stack pointer that is less than this below the end of the main thread's stack is on that stack: the kernel maps
@@ -53,6 +55,9 @@ const SEARCHED: i32 = 72 << 10;
 
 /// The search ends at this many words that look like links; the last of them is not tried.
 const MAX_TRIED: i32 = 64;
+
+/// At most so many records in a row are tried for a free place.
+const TRIED: i32 = 8;
 
 /// No memory is mapped below this address (`vm.mmap_min_addr`).
 const LOWEST: i32 = 1 << 16;
@@ -70,38 +75,40 @@ pub(super) struct StackCopy {
     pub(super) is_from_start: bool,
 }
 
-/// Emits the code that takes the place for stacks of the record at rcx, if stacks are copied, and goes to `taken` if
-/// another thread still uses it: that thread was preempted there, while others of its group filled the ring once, and
-/// it relies on what it has stored there. Uses rax and rdx.
+/// Emits the code that takes the place for stacks of the record at rcx, whose number is in r8; the address of the shared
+/// data is in rbx. If the place is in use, the record is marked as unused, and the code goes to `claim`, which claims the
+/// next record; at the last of each [`TRIED`] records, it goes to `none`. Changes only r8, and that only if it goes there.
+///
+/// The thread that uses the place was preempted while others of its group filled the ring once, and still relies on what
+/// it has stored there. Or it has left the trampoline by siglongjmp(3) in a signal handler: then nobody releases the place.
 pub(super) fn take(
     a: &mut CodeAssembler,
     layout: SharedLayout,
-    taken: CodeLabel,
+    claim: CodeLabel,
+    none: CodeLabel,
 ) -> Result<(), IcedError> {
-    if layout.stacks == StackCopies::None {
-        return Ok(());
-    }
-    a.xor(eax, eax)?;
-    a.mov(edx, 1)?;
-    a.lock()
-        .cmpxchg(dword_ptr(rcx + offset(layout.stack_at() + IS_TAKEN)), edx)?;
-    a.jne(taken)
-}
-
-/// Emits the code that releases the place for stacks, once the record has its number. Sets the label `taken` after that
-/// code: a record whose place is in use by another thread gets no number, and counts as dropped.
-pub(super) fn release(
-    a: &mut CodeAssembler,
-    layout: SharedLayout,
-    taken: &mut CodeLabel,
-) -> Result<(), IcedError> {
-    if layout.stacks == StackCopies::None {
-        return Ok(());
-    }
-    a.mov(dword_ptr(rcx + offset(layout.stack_at() + IS_TAKEN)), 0)?;
-    a.set_label(taken)?;
+    let (mut is_last, mut taken) = (a.create_label(), a.create_label());
+    let is_taken = dword_ptr(rcx + offset(layout.stack_at() + IS_TAKEN));
+    a.lock().bts(is_taken, 0)?;
+    a.jnc(taken)?;
+    a.bts(r8, record::IS_UNUSED)?;
+    a.test(r8b, TRIED - 1)?;
+    a.je(is_last)?;
+    a.lock().inc(qword_ptr(rbx + offset(UNUSED_RECORDS)))?;
+    a.mov(word_at(rcx, record::NUMBER), r8)?;
+    a.jmp(claim)?;
+    a.set_label(&mut is_last)?;
+    a.lock().inc(qword_ptr(rbx + offset(HITS_WITHOUT_PLACE)))?;
+    a.mov(word_at(rcx, record::NUMBER), r8)?;
+    a.jmp(none)?;
+    a.set_label(&mut taken)?;
     // A label needs an instruction, and may be followed by another one.
     a.nop()
+}
+
+/// Emits the code that releases the place for stacks, once the record has its number.
+pub(super) fn release(a: &mut CodeAssembler, layout: SharedLayout) -> Result<(), IcedError> {
+    a.mov(dword_ptr(rcx + offset(layout.stack_at() + IS_TAKEN)), 0)
 }
 
 impl StackCopy {

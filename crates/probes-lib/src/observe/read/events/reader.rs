@@ -70,6 +70,7 @@ pub(crate) struct EventReader {
 #[derive(Debug, Default)]
 pub(crate) struct ReadingTotals {
     pub(super) dropped: u64,
+    pub(super) without_place: u64,
     pub(super) skipped: u64,
     pub(super) untyped: Option<u64>,
     pub(super) slow_pairs: Vec<SlowPair>,
@@ -188,6 +189,7 @@ impl EventReader {
         }
         Ok(ReadingTotals {
             dropped: self.records.dropped,
+            without_place: self.records.without_place,
             ..ReadingTotals::default()
         })
     }
@@ -280,6 +282,7 @@ impl EventReader {
         Events {
             events,
             dropped: beside.dropped,
+            without_place: beside.without_place,
             skipped: beside.skipped,
             untyped: beside.untyped,
             slow_pairs: beside.slow_pairs,

@@ -9,7 +9,7 @@ use iced_x86::{IcedError, Register};
 use super::super::at_point::PointContext;
 use super::super::emit::word_at;
 use super::super::record;
-use super::super::stack_copy::{self, StackCopy};
+use super::super::stack_copy::StackCopy;
 use super::last_call::{before, last_call, last_flags};
 use super::{Calls, DEPTH_AT, is_on_fiber};
 use crate::observe::layout::calls::call_slot;
@@ -77,15 +77,12 @@ impl ExitReport<'_> {
             ExitKind::Jump => 0,
         };
         let point = self.reported.point | layout_of::SLOW | returns;
-        record::begin(a, point, role.is_from_start, layout)?;
+        let claimed = record::begin(a, point, role.is_from_start, layout)?;
         self.write_call(a, layout)?;
-        let mut taken = a.create_label();
         if layout.stacks != StackCopies::None {
-            stack_copy::take(a, layout, taken)?;
             self.copy_stack(a, role, layout)?;
         }
-        record::end(a)?;
-        stack_copy::release(a, layout, &mut taken)?;
+        claimed.end(a)?;
 
         a.mov(rcx, rdi)?;
         a.shl(rcx, 64 - DEPTH_AT)?;

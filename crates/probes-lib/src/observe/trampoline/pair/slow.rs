@@ -127,7 +127,7 @@ pub(super) fn report(
     let mut unknown = a.create_label();
     let mut known = a.create_label();
     place.find(a, layout)?;
-    record::begin(a, reported.point | layout_of::SLOW, false, layout)?;
+    let claimed = record::begin(a, reported.point | layout_of::SLOW, false, layout)?;
     let start = u64::from(layout.kept_len);
     a.mov(dword_ptr(rcx + (start + layout_of::NUMBER)), place.pair)?;
     a.mov(qword_ptr(rcx + (start + layout_of::TIME)), r9)?;
@@ -148,7 +148,7 @@ pub(super) fn report(
     a.mov(point, layout_of::UNKNOWN_POINT)?;
     a.set_label(&mut known)?;
     arguments(a, reported, context)?;
-    record::end_with_stack(a, reported, context)
+    claimed.end_with_stack(a, reported, context)
 }
 
 /// Emits the code that records the arguments. Those of a USDT probe are recorded as when it is watched.
