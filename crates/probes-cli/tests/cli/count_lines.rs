@@ -84,6 +84,30 @@ fn x87_results_are_kept() {
 }
 
 #[test]
+fn function_keeps_its_calls_beside_its_first_line() {
+    for file in fixture_forms("calls") {
+        let mut target = Talker::start(&file);
+        for fns in [
+            "indirect,calls.c:34",
+            "calls.c:34,indirect",
+            "calls.c:34,in*t",
+        ] {
+            let tool = counting(&format!("-json -fn {fns}"), target.pid());
+            target.ask("calls 2 100", "called");
+            let counted = object(&tool.end().answer());
+            assert_eq!(function(&counted, "indirect")["hits"], 200, "{fns}");
+        }
+        let flags = "-json -results -args 1 -fn calls.c:34,indirect";
+        let tool = start_observing("watch", flags, target.pid());
+        target.ask("calls 1 1", "called");
+        let answer = tool.end().answer();
+        let lines: Vec<&str> = answer.lines().collect();
+        assert_eq!(lines.len(), 2, "{answer}");
+        assert!(lines[1].contains("\"result\""), "{answer}");
+    }
+}
+
+#[test]
 fn each_range_of_a_line_is_counted() {
     let mut target = Talker::start(&fixture("calls.pie"));
     let tool = counting("-sites -fn calls.c:44,work", target.pid());

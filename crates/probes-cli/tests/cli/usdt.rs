@@ -41,6 +41,27 @@ fn fired(answer: &str) -> [u64; 2] {
     [numbers.next().unwrap(), numbers.next().unwrap()]
 }
 
+#[test]
+fn function_with_a_probe_at_entry_is_refused() {
+    for file in fixture_forms("usdt") {
+        let mut talker = Talker::start(&file);
+        let pid = talker.pid();
+        let why = "usdt_round has a probe site at +0x0, which cannot be moved";
+        let tool = counting("-usdt demo:* -fn *_round", pid);
+        let [open, _] = fired(&talker.ask("fire 1 100", "fired"));
+        let counted = tool.end();
+        assert!(counted.stderr.contains(why), "{}", counted.stderr);
+        let of_open = (open, "demo:open in usdt_round".to_owned());
+        assert!(
+            hits(&counted.stdout).contains(&of_open),
+            "{}",
+            counted.stdout
+        );
+        let refused = run(&format!("count -pid {pid} -usdt demo:open -fn usdt_round")).failure();
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
 // promise: Observations: USDT probes of other providers are counted to the last hit, also those that are
 //    passed only while their semaphore is raised (2, with 4 threads)
 #[test]

@@ -37,6 +37,11 @@ impl FunctionPlace<'_> {
         bias.map(|bias| bias.live(start))
     }
 
+    /// Returns whether it is a site of a USDT probe at the first instruction of its function.
+    pub(crate) fn is_probe_at_entry(&self) -> bool {
+        self.offset == 0 && self.selected_by.is_usdt()
+    }
+
     /// Returns whether it is in the function at this address of the process.
     pub(crate) fn is_in_function_at(&self, address: LiveAddr) -> bool {
         self.function_start() == Some(address)
@@ -173,27 +178,37 @@ impl Functions {
                 FunctionSelector::Usdt(glob) => places.extend(self.usdt_sites(index, glob)?),
             }
         }
-        // A place that is selected several times is named after the USDT probe, else the line, else the name that was
-        // asked for.
+        // A place that is selected several times is named after the USDT probe, else the line unless it is the entry of a
+        // function that is selected, else the name that was asked for.
         places.append(&mut self.matching(&globs, probe_sites)?);
         places.append(&mut at_addresses);
         Ok(self.merged(places))
     }
 
     /// Returns the places in the order of their objects and addresses, each once. Of several at one address, the first
-    /// stays. It takes `named_by` from the others if it has none, and takes over a USDT probe.
+    /// stays. It takes `named_by` from the others if it has none, and takes over a USDT probe, or the function if it is a
+    /// line. But a function and a probe at its entry stay two: the function cannot be observed there, and its exits and
+    /// arguments are not those of the probe.
     pub(crate) fn merged<'f>(&self, mut places: Vec<FunctionPlace<'f>>) -> Vec<FunctionPlace<'f>> {
         let order = |place: &FunctionPlace<'_>| {
             let object = self.index_of(place.function.object);
-            (object, place.function.function.address(), place.offset)
+            let address = place.function.function.address();
+            (object, address, place.offset, place.is_probe_at_entry())
         };
         places.sort_by_cached_key(order);
         places.dedup_by(|other, one| {
-            let is_same = one.offset == other.offset && one.function.is_same(&other.function);
+            let is_same = one.offset == other.offset
+                && one.function.is_same(&other.function)
+                && one.is_probe_at_entry() == other.is_probe_at_entry();
             if is_same {
                 one.named_by = one.named_by.or(other.named_by);
-                if other.selected_by.is_usdt() {
-                    one.selected_by = other.selected_by.clone();
+                match (&one.selected_by, &other.selected_by) {
+                    (_, SelectedBy::Usdt { .. }) => one.selected_by = other.selected_by.clone(),
+                    (SelectedBy::Line(_), SelectedBy::Function) if one.offset == 0 => {
+                        one.selected_by = SelectedBy::Function;
+                        one.function = other.function;
+                    }
+                    _ => {}
                 }
             }
             is_same

@@ -21,6 +21,7 @@ pub(super) struct PlaceKey {
     object: *const FunctionObject,
     function: Option<LiveAddr>,
     offset: u64,
+    is_probe_at_entry: bool,
 }
 
 impl PlaceKey {
@@ -29,6 +30,7 @@ impl PlaceKey {
             object: place.function.object,
             function: place.function.address(),
             offset: place.offset,
+            is_probe_at_entry: place.is_probe_at_entry(),
         }
     }
 }
