@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::error::{Error, FREEZERS, Operation, ProcessError, Result};
 use crate::functions::Functions;
 use crate::memory::ReadMemory;
@@ -41,7 +41,7 @@ use crate::observe::frame_id::has_runtime_5;
 use crate::observe::read::copied_stack::CopiedStack;
 use crate::process::children::children_by_own_id;
 use crate::process::maps::read_maps;
-use crate::process::memory::ProcessMemory;
+use crate::process::memory::{ProcessMemory, read_pages};
 use crate::process::{self, Process, denial, sockets};
 use crate::select::function::{CollectorWork, FunctionSelector};
 use crate::trace::tracer::with_tracer;
@@ -81,6 +81,9 @@ const NO_SYSTEM_CALL: u64 = u64::MAX;
 /// How many words of the outermost copied frames have to be unchanged when the rest is read.
 const MAX_CHECKED: usize = 2;
 
+/// Of how many threads it is known, at most, which pages their stacks were on.
+const MAX_KNOWN_THREADS: usize = 1 << 12;
+
 /// How long stopping the threads may take.
 const STOP_LIMIT: Duration = Duration::from_millis(500);
 
@@ -116,6 +119,9 @@ pub struct Stacks {
     next_check: Instant,
     /// The thread whose stack was read last while the process was stopped.
     last_read: i32,
+    /// Of each thread whose stack was read while the process was stopped: the pages that were read for it the last time. To
+    /// read them by one system call the next time takes less time than one by one.
+    used_pages: HashMap<i32, Vec<u64>>,
 }
 
 /// A thread that was read, before its frames are named.
@@ -157,6 +163,20 @@ pub(crate) struct StoppedStacks {
     pub(crate) stop: Range<Duration>,
     /// Those for which there was no time.
     left: HashSet<i32>,
+}
+
+/// Returns the pages that a stack is probably on, with this stack pointer: its first two, and those that were `used` the
+/// last time.
+fn stack_pages(stack_pointer: u64, used: &[u64]) -> Vec<u64> {
+    let first = stack_pointer - stack_pointer % PAGE;
+    let mut pages = vec![first];
+    let others = first.checked_add(PAGE).into_iter();
+    for page in used.iter().copied().chain(others) {
+        if !pages.contains(&page) {
+            pages.push(page);
+        }
+    }
+    pages
 }
 
 impl StoppedStacks {
@@ -214,6 +234,7 @@ impl Stacks {
             loaded: Instant::now(),
             next_check: Instant::now() + CHECK_INTERVAL,
             last_read: 0,
+            used_pages: HashMap::new(),
         })
     }
 
@@ -618,7 +639,10 @@ impl Stacks {
         longest: Duration,
     ) -> Result<StoppedStacks> {
         let (process, memory, unwinder) = (&*self.process, &self.memory, &mut self.unwinder);
-        let last_read = &mut self.last_read;
+        let (last_read, used_pages) = (&mut self.last_read, &mut self.used_pages);
+        if used_pages.len() > MAX_KNOWN_THREADS {
+            used_pages.clear();
+        }
         process.refuse_self_and_ancestors()?;
         with_tracer(&[process], |tracer| {
             let begun = monotonic_now();
@@ -642,7 +666,12 @@ impl Stacks {
                 }
                 *last_read = tid;
                 if let Ok(registers) = stopped.calls().registers(tid) {
+                    let used = used_pages.entry(tid).or_default();
+                    let wanted = stack_pages(registers.rsp, used);
+                    let read = read_pages(process, &wanted);
+                    pages.add(wanted.into_iter().zip(read));
                     let stack = unwinder.unwind(FrameRegisters::of_thread(&registers), &mut pages);
+                    *used = pages.take_used();
                     stacks.insert(tid, stack);
                     if registers.orig_rax != NO_SYSTEM_CALL {
                         system_calls.insert(tid, registers.orig_rax);

@@ -2,13 +2,15 @@
 //! page, as long as the kernel lets a debugger do so.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
 use nix::fcntl::OFlag;
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
 
-use crate::address::LiveAddr;
+use crate::address::{LiveAddr, PAGE};
 use crate::memory::{CounterFault, ReadMemory, WriteMemory};
 use crate::process::Process;
 use crate::process::load_bias::auxv_value;
@@ -25,6 +27,32 @@ pub(crate) const MAX_IOVECS: usize = 1024;
 pub(crate) fn random_bytes_at(process: &Process) -> io::Result<Option<LiveAddr>> {
     let auxv = process.read_of_living_thread("auxv")?;
     Ok(auxv_value(&auxv, AT_RANDOM).map(LiveAddr))
+}
+
+/// A page of memory.
+pub(crate) type Page = Box<[u8; PAGE as usize]>;
+
+/// Reads the pages that begin at these addresses by one system call, at most [`MAX_IOVECS`], up to the first one that
+/// cannot be read. The process has to be stopped: otherwise it may execute a new program meanwhile, whose memory is read
+/// then.
+pub(crate) fn read_pages(process: &Process, starts: &[u64]) -> Vec<Page> {
+    let starts = &starts[..starts.len().min(MAX_IOVECS)];
+    let mut pages: Vec<Page> = starts
+        .iter()
+        .map(|_| Box::new([0; PAGE as usize]))
+        .collect();
+    let place = |&start: &u64| RemoteIoVec {
+        base: start as usize,
+        len: PAGE as usize,
+    };
+    let remote: Vec<RemoteIoVec> = starts.iter().map(place).collect();
+    let mut local: Vec<IoSliceMut<'_>> = pages
+        .iter_mut()
+        .map(|page| IoSliceMut::new(&mut page[..]))
+        .collect();
+    let read = process_vm_readv(Pid::from_raw(process.pid()), &mut local, &remote);
+    pages.truncate(read.unwrap_or(0) / PAGE as usize);
+    pages
 }
 
 /// The address space that a process had when this was opened. After the process has exec'd a new

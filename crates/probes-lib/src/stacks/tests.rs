@@ -147,3 +147,40 @@ fn threads_without_time_are_read_in_another_stop() {
     let ends: Vec<_> = ends.collect();
     assert_eq!(ends, vec![Some(StackEnd::Outermost); many.len()]);
 }
+
+#[test]
+fn pages_used_last_are_read_together() {
+    let first = 0x7000;
+    assert_eq!(stack_pages(first + 8, &[]), [first, first + PAGE]);
+    let used = [0x2000, first + PAGE, 0x3000];
+    let pages = [first, 0x2000, first + PAGE, 0x3000];
+    assert_eq!(stack_pages(first, &used), pages);
+    let last = u64::MAX - PAGE + 1;
+    assert_eq!(stack_pages(u64::MAX, &[]), [last]);
+
+    let mut target = Talker::start(&fixture("blocked.pie"));
+    target.ask("block", "blocked");
+    let mut stacks = Stacks::of_process(target.pid()).unwrap();
+    let tids = HashSet::from([target.pid()]);
+    let mut read = || {
+        let read = stacks.read_stopped(&tids, false, LONGEST_STOP).unwrap();
+        let used = stacks.used_pages[&target.pid()].clone();
+        (read.stacks[&target.pid()].clone(), used)
+    };
+    let (one, used) = read();
+    assert!(
+        one.end == StackEnd::Outermost && used.len() > 1,
+        "{used:x?}"
+    );
+    // Code is not read again.
+    let (again, used_again) = read();
+    assert_eq!(again, one);
+    assert!(
+        used_again.iter().all(|page| used.contains(page)),
+        "{used_again:x?}"
+    );
+    // Pages that cannot be read are left out, and those after them.
+    let process = Process::open(target.pid()).unwrap();
+    assert_eq!(read_pages(&process, &[used[0], 0, used[0]]).len(), 1);
+    assert_eq!(read_pages(&process, &used).len(), used.len());
+}

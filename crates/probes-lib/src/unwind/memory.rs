@@ -1,9 +1,11 @@
 //! [`StackMemory`], the memory that stacks are read from, and [`CachedPages`], a cache of the pages of a process.
 
 use std::collections::HashMap;
+use std::mem;
 
 use crate::address::{LiveAddr, PAGE};
 use crate::memory::ReadMemory;
+use crate::process::memory::Page;
 
 /// The memory that stacks are read from.
 pub(crate) trait StackMemory {
@@ -21,6 +23,9 @@ pub(crate) trait StackMemory {
 /// The number of cached pages at which the cache is emptied.
 const MAX_PAGES: usize = 1 << 12;
 
+/// How many of the used pages are known at most.
+const MAX_USED: usize = 64;
+
 /// How many pages are read at once if all of them are mapped.
 const AT_ONCE: usize = 4;
 
@@ -33,7 +38,9 @@ const USER_END: u64 = 1 << 47;
 pub(crate) struct CachedPages<'m, M> {
     memory: &'m M,
     /// `None` if the page cannot be read.
-    pages: HashMap<u64, Option<Box<[u8; PAGE_LEN]>>>,
+    pages: HashMap<u64, Option<Page>>,
+    /// The pages that were used since they were last taken, at most [`MAX_USED`].
+    used: Vec<u64>,
 }
 
 impl<'m, M: ReadMemory> CachedPages<'m, M> {
@@ -41,7 +48,19 @@ impl<'m, M: ReadMemory> CachedPages<'m, M> {
         CachedPages {
             memory,
             pages: HashMap::new(),
+            used: Vec::new(),
         }
+    }
+
+    /// Adds pages that were read, with the addresses where they begin.
+    pub(crate) fn add(&mut self, pages: impl IntoIterator<Item = (u64, Page)>) {
+        let pages = pages.into_iter().map(|(start, page)| (start, Some(page)));
+        self.pages.extend(pages);
+    }
+
+    /// Returns the addresses of the pages that were used since this was last called.
+    pub(crate) fn take_used(&mut self) -> Vec<u64> {
+        mem::take(&mut self.used)
     }
 
     fn page(&mut self, at: u64) -> Option<&[u8; PAGE_LEN]> {
@@ -52,7 +71,11 @@ impl<'m, M: ReadMemory> CachedPages<'m, M> {
             }
             self.load(start);
         }
-        self.pages.get(&start)?.as_deref()
+        let page = self.pages.get(&start)?.as_deref()?;
+        if self.used.len() < MAX_USED && !self.used.contains(&start) {
+            self.used.push(start);
+        }
+        Some(page)
     }
 
     /// Reads a page, and the following ones if all [`AT_ONCE`] can be read.
