@@ -9,7 +9,7 @@ use crate::inject::code_cave::CodeCave;
 use crate::inject::injected_call::{self, CallRegisters, InjectedCall, PlacedCall};
 use crate::inject::nesting_handlers::NestingHandlers;
 use crate::inject::permissions::Permissions;
-use crate::inject::redirect::{self, Left};
+use crate::inject::redirect::{self, Left, RedirectTarget};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::Process;
 use crate::process::maps::Mapping;
@@ -275,7 +275,6 @@ impl<'i> Injector<'i> {
         lingers: bool,
     ) -> Result<(Stopped<'i>, Left)> {
         let pid = self.process.pid();
-        let range = self.code_cave.range();
         let code = injected_call::code(calls, &before, lingers);
         let lingers_at = lingers.then(|| injected_call::lingers_at(calls, self.code_cave.at));
         let (mark, code) = code.split_at(injected_call::MARK_LEN);
@@ -284,10 +283,17 @@ impl<'i> Injector<'i> {
         self.write(&stopped, entry, code)?;
         match self.mode {
             RedirectMode::RunningProcess => {
+                let is_done = || calls.iter().all(|call| may_be_done(call, self.memory));
+                let can_be_seen = calls.iter().any(|call| call.maps() || call.unmaps());
+                let to = RedirectTarget {
+                    entry,
+                    lingers_at,
+                    range: self.code_cave.range(),
+                    is_done: can_be_seen.then_some(&is_done),
+                };
                 let thread = (tid, before);
-                let places = (entry, lingers_at);
                 self.tracer
-                    .run_at(self.process, stopped, thread, places, &range, self.limit)
+                    .run_at(self.process, stopped, thread, &to, self.limit)
             }
             RedirectMode::BeforeStart(at_exec) => {
                 let back = lingers_at.unwrap_or(LiveAddr(before.rip));
@@ -379,6 +385,12 @@ impl<'i> Injector<'i> {
             Error::of_write(self.process.pid(), MemoryPart::InjectedCall, at, source)
         })
     }
+}
+
+/// Returns whether the memory that a call maps can be read, or what it unmaps cannot; true for other calls.
+fn may_be_done(call: &InjectedCall, memory: &ProcessMemory) -> bool {
+    let can_be_read = || memory.read(LiveAddr(call.range().start), &mut [0]).is_ok();
+    !(call.maps() || call.unmaps()) || call.maps() == can_be_read()
 }
 
 /// Returns whether what a call unmaps is still mapped, as it was `before` the first call.

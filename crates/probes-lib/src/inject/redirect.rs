@@ -24,6 +24,19 @@ const CALL_TIME: Duration = Duration::from_micros(20);
 /// The code segment of 64-bit programs.
 const USER_64: u64 = 0x33;
 
+/// How long, at most, it is waited until what injected calls do can be seen, before all threads are stopped again.
+const LONGEST_WAIT: Duration = Duration::from_micros(200);
+
+/// Code that a thread is redirected to.
+pub(crate) struct RedirectTarget<'t> {
+    pub(crate) entry: LiveAddr,
+    /// Where the thread lingers at the end, if it does.
+    pub(crate) lingers_at: Option<LiveAddr>,
+    pub(crate) range: Range<u64>,
+    /// Whether the thread has done the work of the code, if that can be seen while it runs.
+    pub(crate) is_done: Option<&'t dyn Fn() -> bool>,
+}
+
 /// How a thread has left the code that it was redirected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Left {
@@ -76,9 +89,18 @@ impl Stopped<'_> {
     }
 }
 
+/// Until when threads are resumed.
+#[derive(Clone, Copy)]
+enum Until<'u> {
+    /// For this long.
+    Over(Duration),
+    /// Until this returns true, at most for [`LONGEST_WAIT`].
+    Done(&'u dyn Fn() -> bool),
+}
+
 impl Tracer<'_> {
-    /// Resumes a thread at `entry`, and stops all threads again once it has left `code` or a signal
-    /// was sent to it there, or it is found at `lingers_at`; returns which. Afterwards the thread is where it
+    /// Resumes a thread at the entry of the code, and stops all threads again once it has left the code or a signal
+    /// was sent to it there, or it is found lingering; returns which. Afterwards the thread is where it
     /// was before, with the registers it had; if a signal was sent, its handler therefore interrupts
     /// the system call that the thread was in.
     ///
@@ -91,10 +113,10 @@ impl Tracer<'_> {
         process: &'p Process,
         stopped: Stopped<'p>,
         (tid, before): (i32, CallRegisters),
-        (entry, lingers_at): (LiveAddr, Option<LiveAddr>),
-        code: &Range<u64>,
+        to: &RedirectTarget<'_>,
         limit: Duration,
     ) -> Result<(Stopped<'p>, Left)> {
+        let (entry, code) = (to.entry, &to.range);
         let failed =
             |errno: Errno| Error::of_call(process.pid(), Operation::InjectCall, errno.into());
         set_registers(stopped.calls(), tid, &before.redirected_to(entry)).map_err(failed)?;
@@ -102,9 +124,14 @@ impl Tracer<'_> {
         // How long the thread has been let run, at least.
         let mut ran = Duration::ZERO;
         let mut pause = CALL_TIME;
+        let mut is_done = to.is_done;
         loop {
             let range = std::slice::from_ref(code);
-            stopped = self.run_within(process, stopped, vec![tid], range, pause, limit)?;
+            let until = match is_done.take() {
+                Some(is_done) => Until::Done(is_done),
+                None => Until::Over(pause),
+            };
+            stopped = self.run_within(process, stopped, vec![tid], range, until, limit)?;
             ran += pause;
             let calls = stopped.calls();
             let Ok(now) = registers(calls, tid) else {
@@ -115,7 +142,7 @@ impl Tracer<'_> {
             let is_there = code.contains(&now.rip);
             let is_interrupted =
                 is_there && matches!(calls.peek_state(tid), TraceeState::Signal(_));
-            let lingers = lingers_at == Some(LiveAddr(now.rip));
+            let lingers = to.lingers_at == Some(LiveAddr(now.rip));
             if is_interrupted || lingers || now.has_returned(&before) {
                 // A thread that has been killed needs no registers.
                 let _ = set_registers(calls, tid, &before);
@@ -160,10 +187,10 @@ impl Tracer<'_> {
         let calls = stopped.calls();
         let tids = stopped.tids().filter(|tid| is_within(calls, *tid, code));
         let tids = tids.collect();
-        self.run_within(process, stopped, tids, code, pause, limit)
+        self.run_within(process, stopped, tids, code, Until::Over(pause), limit)
     }
 
-    /// Resumes these threads for `pause`, and stops all threads again. If there are none, or one of
+    /// Resumes these threads `until` some time, and stops all threads again. If there are none, or one of
     /// them is not in `code` or is about to receive a signal, all threads are resumed, as a signal
     /// handler may wait for other threads.
     fn run_within<'p>(
@@ -172,7 +199,7 @@ impl Tracer<'_> {
         stopped: Stopped<'p>,
         mut tids: Vec<i32>,
         code: &[Range<u64>],
-        pause: Duration,
+        until: Until<'_>,
         limit: Duration,
     ) -> Result<Stopped<'p>> {
         let calls = stopped.calls().clone();
@@ -191,8 +218,12 @@ impl Tracer<'_> {
         for tid in &tids {
             calls.resume(*tid);
         }
+        let (pause, is_done) = match until {
+            Until::Over(pause) => (pause, None),
+            Until::Done(is_done) => (LONGEST_WAIT, Some(is_done)),
+        };
         let begun = Instant::now();
-        while begun.elapsed() < pause {
+        while begun.elapsed() < pause && !is_done.is_some_and(|is_done| is_done()) {
             std::thread::sleep(if others_too { pause } else { CALL_TIME });
             // A group stop that begins or ends is reported before the next instruction, perhaps
             // repeatedly.

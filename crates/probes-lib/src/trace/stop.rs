@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
@@ -28,7 +28,7 @@ use crate::trace::lease::{ANSWER_LIMIT, Lease, NoLease, is_closed};
 use crate::trace::stopped::{Stopped, Tracee};
 use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracee_set::is_follower;
-use crate::trace::tracer::{TICK, Tracer, reap, reap_if_exited};
+use crate::trace::tracer::{SPIN, TICK, Tracer, reap, reap_if_exited};
 
 /// The least time that a thread takes to stop; threads stop one after the other.
 const MIN_THREAD_STOP: Duration = Duration::from_micros(4);
@@ -294,7 +294,7 @@ impl Stopping<'_, '_> {
             // /proc/PID/task ends early at a thread that exits meanwhile. The count proves it, and
             // no such pass is needed: stopped threads are alive, so if their number is the number
             // of living threads, and all are threads of this process, none runs.
-            let (stopped, living) = (self.stopped_count(), self.living_count()?);
+            let (stopped, living) = (self.stopped_count(), self.living_count(&list)?);
             let has_strangers = stopped >= living && self.has_detached_strangers();
             if stopped == living && !has_strangers {
                 break;
@@ -437,6 +437,7 @@ impl Stopping<'_, '_> {
     fn wait_for_all(&mut self) -> Result<()> {
         let mut next = 0;
         let mut rested = false;
+        let begun = Instant::now();
         // `order` grows while we wait.
         while let Some(&tid) = self.order.get(next) {
             next += 1;
@@ -452,6 +453,10 @@ impl Stopping<'_, '_> {
                     // next stop.
                     rested = true;
                     std::thread::sleep(TICK.min(MIN_THREAD_STOP * remaining));
+                    continue;
+                }
+                if begun.elapsed() < SPIN {
+                    std::thread::yield_now();
                     continue;
                 }
                 if !self.tracer.wait_for_event() {
@@ -554,12 +559,9 @@ impl Stopping<'_, '_> {
     }
 
     /// How many threads are alive; a zombie leader is counted, too.
-    fn living_count(&self) -> Result<usize> {
+    fn living_count(&self, list: &ThreadList) -> Result<usize> {
         let process = self.stopped.process();
-        let status = process
-            .status()
-            .map_err(|source| process.exited_or(source))?;
-        Ok(status.threads)
+        list.count().map_err(|source| process.exited_or(source))
     }
 
     fn executed(&self) -> Error {

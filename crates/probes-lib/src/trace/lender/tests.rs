@@ -14,7 +14,7 @@ use super::*;
 use crate::address::LiveAddr;
 use crate::error::{ErrorKind, FOLLOWER_LOST, ObserveError, Result};
 use crate::inject::permissions::Permissions;
-use crate::inject::redirect::{Left, redirectable};
+use crate::inject::redirect::{Left, RedirectTarget, redirectable};
 use crate::memory::{ReadMemory, WriteMemory};
 use crate::process::maps::read_maps;
 use crate::process::memory::random_bytes_at;
@@ -596,9 +596,14 @@ fn unfinished_call_is_reported_as_such() {
         let ran = with_tracer(&[process], |tracer| {
             let stopped = tracer.stop(process, limit)?;
             let before = redirectable(stopped.calls(), process.pid(), memory).unwrap();
-            let places = (LiveAddr(code.start), None);
+            let to = RedirectTarget {
+                entry: LiveAddr(code.start),
+                lingers_at: None,
+                range: code.clone(),
+                is_done: None,
+            };
             let thread = (process.pid(), before);
-            let (stopped, _) = tracer.run_at(process, stopped, thread, places, &code, limit)?;
+            let (stopped, _) = tracer.run_at(process, stopped, thread, &to, limit)?;
             stopped.release();
             Ok(())
         });

@@ -125,9 +125,14 @@ fn slow_stops_do_not_use_up_the_limit() {
         let ran = with_tracer(&[process], |tracer| {
             let stopped = tracer.stop(process, limit)?;
             let before = redirectable(stopped.calls(), process.pid(), memory).unwrap();
-            let places = (LiveAddr(code.start), None);
+            let to = RedirectTarget {
+                entry: LiveAddr(code.start),
+                lingers_at: None,
+                range: code.clone(),
+                is_done: None,
+            };
             let thread = (process.pid(), before);
-            let (stopped, left) = tracer.run_at(process, stopped, thread, places, &code, limit)?;
+            let (stopped, left) = tracer.run_at(process, stopped, thread, &to, limit)?;
             stopped.release();
             Ok(left)
         });
