@@ -43,9 +43,9 @@ impl Step {
 }
 
 /// What lines that show the same figures have in common, whatever their values: how many numbers a line begins with,
-/// or else its words without those that have digits.
+/// or else its words without those that have digits or quoted text.
 fn shape(line: &str) -> Vec<&str> {
-    let has_digit = |word: &str| word.contains(|it: char| it.is_ascii_digit());
+    let is_figure = |word: &str| word.contains(|it: char| it.is_ascii_digit() || it == '"');
     let is_number = |word: &&str| {
         let digits = word.trim_matches(|it: char| it.is_ascii_digit() || "-.".contains(it));
         digits.is_empty()
@@ -56,7 +56,7 @@ fn shape(line: &str) -> Vec<&str> {
         return vec!["#"; numbers];
     }
     words
-        .map(|it| if has_digit(it) { "#" } else { it })
+        .map(|it| if is_figure(it) { "#" } else { it })
         .collect()
 }
 
