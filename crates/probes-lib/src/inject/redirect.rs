@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::prctl;
 
 use crate::address::LiveAddr;
 use crate::error::{Error, ObserveError, Operation, Result};
@@ -86,6 +87,31 @@ impl Stopped<'_> {
     pub(crate) fn first(&self) -> Option<(i32, CallRegisters)> {
         let tid = self.tids().next()?;
         Some((tid, registers(self.calls(), tid).ok()?))
+    }
+}
+
+/// While this is there, the calling thread does not sleep for 70 µs if it is to sleep for 20 µs. Programs that are started
+/// then would have the same timer slack (prctl(2)).
+struct ShortSleeps {
+    /// What the timer slack was.
+    before: Option<i32>,
+}
+
+impl ShortSleeps {
+    /// Without it, all works as well: so it is no error if the slack cannot be set.
+    fn begin() -> ShortSleeps {
+        let before = prctl::get_timerslack().ok();
+        let set = before.and_then(|_| prctl::set_timerslack(1).ok());
+        ShortSleeps {
+            before: before.filter(|_| set.is_some()),
+        }
+    }
+}
+
+impl Drop for ShortSleeps {
+    fn drop(&mut self) {
+        let before = self.before.and_then(|it| u64::try_from(it).ok());
+        let _ = before.map(prctl::set_timerslack);
     }
 }
 
@@ -222,6 +248,7 @@ impl Tracer<'_> {
             Until::Over(pause) => (pause, None),
             Until::Done(is_done) => (LONGEST_WAIT, Some(is_done)),
         };
+        let _short = ShortSleeps::begin();
         let begun = Instant::now();
         while begun.elapsed() < pause && !is_done.is_some_and(|is_done| is_done()) {
             std::thread::sleep(if others_too { pause } else { CALL_TIME });

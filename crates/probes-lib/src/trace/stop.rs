@@ -10,7 +10,7 @@
 
 use std::collections::HashSet;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -28,7 +28,7 @@ use crate::trace::lease::{ANSWER_LIMIT, Lease, NoLease, is_closed};
 use crate::trace::stopped::{Stopped, Tracee};
 use crate::trace::time_budget::TimeBudget;
 use crate::trace::tracee_set::is_follower;
-use crate::trace::tracer::{SPIN, TICK, Tracer, reap, reap_if_exited};
+use crate::trace::tracer::{TICK, Tracer, reap, reap_if_exited};
 
 /// The least time that a thread takes to stop; threads stop one after the other.
 const MIN_THREAD_STOP: Duration = Duration::from_micros(4);
@@ -437,7 +437,6 @@ impl Stopping<'_, '_> {
     fn wait_for_all(&mut self) -> Result<()> {
         let mut next = 0;
         let mut rested = false;
-        let begun = Instant::now();
         // `order` grows while we wait.
         while let Some(&tid) = self.order.get(next) {
             next += 1;
@@ -453,10 +452,6 @@ impl Stopping<'_, '_> {
                     // next stop.
                     rested = true;
                     std::thread::sleep(TICK.min(MIN_THREAD_STOP * remaining));
-                    continue;
-                }
-                if begun.elapsed() < SPIN {
-                    std::thread::yield_now();
                     continue;
                 }
                 if !self.tracer.wait_for_event() {

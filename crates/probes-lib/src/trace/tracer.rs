@@ -23,7 +23,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::prctl;
 
 use crate::error::{Result, SystemError};
 use crate::process::Process;
@@ -35,10 +34,6 @@ use crate::trace::lease::Lease;
 /// The polling interval, for what no signal announces: how often the watchdog (the caller's thread) checks the tracer,
 /// and how often the tracer checks its tracees, because another thread of this process may have received their SIGCHLD.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
-
-/// For how long the tracer looks at its tracees again and again while it waits for them to stop, before it sleeps. Most stop
-/// within this time, and to be woken takes as long.
-pub(crate) const SPIN: Duration = Duration::from_micros(100);
 
 /// How often the watchdog checks the tracer while no thread is being seized.
 const IDLE_TICK: Duration = Duration::from_millis(20);
@@ -88,8 +83,6 @@ fn run_watched<T: Send>(
     std::thread::scope(|scope| {
         let run = || {
             let _alive = alive;
-            // Otherwise a pause of 20 µs, while threads are stopped, lasts 70 µs. Without it, all works as well.
-            let _ = prctl::set_timerslack(1);
             work(&Tracer {
                 seizes: &seizes,
                 sigchld_taken,
