@@ -3,6 +3,7 @@
 //! ```text
 //! thread       /proc/PID/task/TID: system call, stack pointer and program counter of a blocked thread; no stop
 //! wait         system call + arguments → what it waits for
+//! descriptors  those that poll(2), select(2) and epoll_wait(2) wait for
 //! known        stacks that were found before → the same ones again, without unwinding                pure
 //! trampolines  those that observers have mapped into the process
 //! mutex        the thread that has the mutex which another one waits for; no stop
@@ -13,6 +14,7 @@
 //! A blocked thread is read while the process runs. If the kernel's count of its time slices has changed meanwhile, the
 //! thread has run: what was read is of several moments, and is read again.
 
+mod descriptors;
 pub(crate) mod domain;
 mod known;
 mod memory;
@@ -264,10 +266,11 @@ impl Stacks {
     pub fn read(&mut self, is_live: bool) -> Result<StackReport> {
         let mut readings = self.read_threads()?;
         let mut owners = self.owners(&readings);
-        self.read_again_owners(&mut readings, &owners)?;
+        self.read_again_owners(&mut readings, &mut owners)?;
         let (mut stopped, mut not_stopped) = (None, None);
         if !is_live {
-            match self.read_lacking(&mut readings, LONGEST_STOP, &mut stopped) {
+            let read = self.read_lacking(&mut readings, &mut owners, LONGEST_STOP, &mut stopped);
+            match read {
                 Ok(()) => {}
                 Err(error) if self.process.has_exited() => return Err(error),
                 Err(error) => not_stopped = Some(error),
@@ -276,13 +279,14 @@ impl Stacks {
         if self.has_executed() {
             return Err(Error::of_process(self.pid(), ProcessError::Executed));
         }
-        // Only those that have held them since before their stacks were read. To name the frames takes longer.
+        // Only those that still hold them, before the frames are named, which takes longer.
         let waits = readings.iter();
         let waits = waits.filter_map(|it| Some((it.tid, it.state.futex()?)));
         let waits: HashSet<(i32, LiveAddr)> = waits.collect();
         owners.retain(|futex, owner| {
-            let is_same = mutex::owner(&self.memory, *futex) == Some(owner.own_id);
-            is_same && !waits.contains(&(owner.tid, *futex))
+            owner.held_it_then
+                && owner.holds_as(owner.tid, &self.memory, *futex)
+                && !waits.contains(&(owner.tid, *futex))
         });
         let threads = readings.into_iter().map(|reading| self.named(reading));
         let mut threads: Vec<ThreadStack> = threads.collect();
@@ -306,17 +310,19 @@ impl Stacks {
     }
 
     /// Stops the process to read the threads whose frames were not all found, for `longest` and the time for one stack, and
-    /// again until all are read; between two stops, it runs as long as it was stopped. Adds up how long it was `stopped`.
+    /// again until all are read; between two stops, it runs as long as it was stopped. Notes which `owners` hold their mutexes
+    /// then, and adds up how long the process was `stopped`.
     fn read_lacking(
         &mut self,
         readings: &mut [ThreadReading],
+        owners: &mut HashMap<LiveAddr, MutexOwner>,
         longest: Duration,
         stopped: &mut Option<Duration>,
     ) -> Result<()> {
         let lacking = readings.iter().filter(|it| it.lacks_registers());
         let mut lacking: HashSet<i32> = lacking.map(|it| it.tid).collect();
         while !lacking.is_empty() {
-            let mut read = self.read_stopped(&lacking, false, longest)?;
+            let mut read = self.read_stopped_owners(&lacking, false, longest, owners)?;
             *stopped.get_or_insert(Duration::ZERO) += read.time();
             for reading in readings.iter_mut() {
                 if let Some(found) = read.stacks.remove(&reading.tid) {
@@ -619,8 +625,11 @@ impl Stacks {
                     let restarted = restarted.or_else(|| wait::restarted_in(kernel_function?));
                     call.number = restarted.unwrap_or(call.number);
                 }
-                let waits_for =
-                    tells_reason.then(|| wait::waits_for(&self.process, files.directory(), &call));
+                let find = || {
+                    let directory = files.directory();
+                    wait::waits_for(&self.process, &self.memory, directory, &call)
+                };
+                let waits_for = tells_reason.then(find);
                 ThreadState::Blocked {
                     waits_for: waits_for.flatten(),
                     call,
@@ -637,6 +646,17 @@ impl Stacks {
         tids: &HashSet<i32>,
         counts_switches: bool,
         longest: Duration,
+    ) -> Result<StoppedStacks> {
+        self.read_stopped_owners(tids, counts_switches, longest, &mut HashMap::new())
+    }
+
+    /// The same; notes of the `owners` among them whether they hold their mutexes.
+    fn read_stopped_owners(
+        &mut self,
+        tids: &HashSet<i32>,
+        counts_switches: bool,
+        longest: Duration,
+        owners: &mut HashMap<LiveAddr, MutexOwner>,
     ) -> Result<StoppedStacks> {
         let (process, memory, unwinder) = (&*self.process, &self.memory, &mut self.unwinder);
         let (last_read, used_pages) = (&mut self.last_read, &mut self.used_pages);
@@ -672,6 +692,9 @@ impl Stacks {
                     pages.add(wanted.into_iter().zip(read));
                     let stack = unwinder.unwind(FrameRegisters::of_thread(&registers), &mut pages);
                     *used = pages.take_used();
+                    for (futex, owner) in owners.iter_mut().filter(|(_, it)| it.tid == tid) {
+                        owner.held_it_then = owner.holds_as(tid, memory, *futex);
+                    }
                     stacks.insert(tid, stack);
                     if registers.orig_rax != NO_SYSTEM_CALL {
                         system_calls.insert(tid, registers.orig_rax);
@@ -729,21 +752,40 @@ impl Stacks {
         let by_own_id: HashMap<i32, i32> = by_own_id.collect();
         let owners = owned.into_iter().filter_map(|(futex, own_id)| {
             let tid = *by_own_id.get(&own_id)?;
-            Some((futex, MutexOwner { own_id, tid }))
+            let held_it_then = false;
+            let owner = MutexOwner {
+                own_id,
+                tid,
+                held_it_then,
+            };
+            Some((futex, owner))
         });
         owners.collect()
     }
 
-    /// Reads again the threads that hold mutexes: before, they may not have held them yet.
+    /// Reads again the threads that hold mutexes: before, they may not have held them yet. Notes whether they hold them.
     fn read_again_owners(
         &mut self,
         readings: &mut [ThreadReading],
-        owners: &HashMap<LiveAddr, MutexOwner>,
+        owners: &mut HashMap<LiveAddr, MutexOwner>,
     ) -> Result<()> {
         let tids: HashSet<i32> = owners.values().map(|owner| owner.tid).collect();
         for reading in readings.iter_mut().filter(|it| tids.contains(&it.tid)) {
-            if let Some(again) = self.read_thread(reading.tid)? {
+            let tid = reading.tid;
+            let Some(files) = ThreadFiles::open(&self.process, tid)? else {
+                continue;
+            };
+            let before = files.slices()?;
+            for (futex, owner) in owners.iter_mut().filter(|(_, it)| it.tid == tid) {
+                owner.held_it_then = owner.holds_as(tid, &self.memory, *futex);
+            }
+            if let Some(again) = self.read_thread(tid)? {
                 *reading = again;
+            }
+            // If it has run meanwhile, its stack may be of a moment when it did not hold them.
+            if reading.stack.is_some() && files.slices()? != before {
+                let its = owners.values_mut().filter(|it| it.tid == tid);
+                its.for_each(|it| it.held_it_then = false);
             }
         }
         Ok(())

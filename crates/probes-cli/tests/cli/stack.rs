@@ -356,7 +356,7 @@ fn bash(script: &str) -> Guard {
     )
 }
 
-// promise: Stacks: Of a thread that waits for a connected socket, the other end is named (2 protocols)
+// promise: Stacks: Of a thread that waits for a connected socket, by read(2) or select(2), the other end is named (2 protocols)
 #[test]
 fn peers_of_sockets_are_named() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -364,13 +364,15 @@ fn peers_of_sockets_are_named() {
     let addresses = [listener.local_addr(), receiver.local_addr()].map(Result::unwrap);
     for (protocol, address) in ["tcp", "udp"].into_iter().zip(addresses) {
         let path = format!("/dev/{protocol}/127.0.0.1/{}", address.port());
-        let reader = bash(&format!("exec 7<>{path}; read -u 7"));
-        let call = waits_in(&reader, "read");
-        assert_eq!(call["descriptor"], 7);
-        assert_eq!(call["peer"], address.to_string());
-        let waits_for = call["waits_for"].as_str().unwrap();
-        let text = format!("]), the other end is {address}");
-        assert!(waits_for.ends_with(&text), "{waits_for}");
+        for (command, name) in [("read", "read"), ("read -t 1000", "pselect6")] {
+            let reader = bash(&format!("exec 7<>{path}; {command} -u 7"));
+            let call = waits_in(&reader, name);
+            assert_eq!(call["descriptor"], 7);
+            assert_eq!(call["peer"], address.to_string());
+            let waits_for = call["waits_for"].as_str().unwrap();
+            let text = format!("]), the other end is {address}");
+            assert!(waits_for.ends_with(&text), "{waits_for}");
+        }
     }
     let of_pipe = bash("cat | read");
     let reader = eventually("it reads", || {

@@ -21,6 +21,15 @@ pub(super) struct MutexOwner {
     /// Its id in the innermost of its pid namespaces.
     pub(super) own_id: i32,
     pub(super) tid: i32,
+    /// Whether it held the mutex at the moment of its stack; if it runs and has none, at a moment close to it.
+    pub(super) held_it_then: bool,
+}
+
+impl MutexOwner {
+    /// Returns whether the thread `tid` is this owner, and holds the mutex of this futex now.
+    pub(super) fn holds_as(&self, tid: i32, memory: &impl ReadMemory, futex: LiveAddr) -> bool {
+        self.tid == tid && owner(memory, futex) == Some(self.own_id)
+    }
 }
 
 /// How many frames there are, at most, from the system call to the function that takes the mutex.

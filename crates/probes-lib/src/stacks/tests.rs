@@ -140,7 +140,12 @@ fn threads_without_time_are_read_in_another_stop() {
     let first = stacks.read_stopped(&many, false, Duration::ZERO).unwrap();
     assert_eq!((first.stacks.len(), first.left.len()), (1, many.len() - 1));
     let mut stopped = None;
-    let read = stacks.read_lacking(&mut readings, Duration::ZERO, &mut stopped);
+    let read = stacks.read_lacking(
+        &mut readings,
+        &mut HashMap::new(),
+        Duration::ZERO,
+        &mut stopped,
+    );
     assert!(read.is_ok() && stopped.is_some(), "{read:?}");
     let found = readings.iter().filter(|it| many.contains(&it.tid));
     let ends = found.map(|it| it.stack.as_ref().map(|stack| stack.end));

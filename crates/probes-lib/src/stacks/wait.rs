@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use syscalls::Sysno;
 
+use super::descriptors;
 use crate::address::LiveAddr;
+use crate::memory::ReadMemory;
 use crate::process::Process;
 
 /// A system call that a thread is in.
@@ -37,7 +39,7 @@ pub enum WaitsFor {
     },
     /// One of several files.
     Files {
-        /// How many, if the system call says.
+        /// How many, if that is known.
         count: Option<u64>,
     },
     /// Another thread to wake it, at a lock or a condition variable (futex(2)).
@@ -162,7 +164,12 @@ fn futex(call: &SystemCall) -> Option<LiveAddr> {
 
 /// Returns what a system call waits for, of a thread of `process` whose `directory` is below that of the process; `None`
 /// if that is not known.
-pub(super) fn waits_for(process: &Process, directory: &str, call: &SystemCall) -> Option<WaitsFor> {
+pub(super) fn waits_for(
+    process: &Process,
+    memory: &impl ReadMemory,
+    directory: &str,
+    call: &SystemCall,
+) -> Option<WaitsFor> {
     let [first, second, ..] = call.arguments;
     Some(match Sysno::new(call.number as usize)? {
         Sysno::read
@@ -188,25 +195,28 @@ pub(super) fn waits_for(process: &Process, directory: &str, call: &SystemCall) -
         | Sysno::sendfile
         | Sysno::splice => {
             // A descriptor is an int: the upper half of the register may hold anything.
-            let descriptor = first as i32;
-            WaitsFor::File {
-                descriptor,
-                path: process
-                    .read_link(&format!("{directory}/fd/{descriptor}"))
-                    .ok(),
-                peer: None,
+            file(process, directory, first as i32)
+        }
+        Sysno::poll | Sysno::ppoll => match descriptors::of_poll(memory, first, second) {
+            Some(polled) => files(process, directory, &polled),
+            None => WaitsFor::Files {
+                count: Some(second),
+            },
+        },
+        Sysno::select | Sysno::pselect6 => {
+            let [_, sets @ .., _, _] = call.arguments;
+            match descriptors::of_select(memory, first as i32, sets) {
+                Some(selected) => files(process, directory, &selected),
+                None => WaitsFor::Files { count: None },
             }
         }
-        Sysno::poll | Sysno::ppoll => match second {
-            0 => WaitsFor::Time,
-            count => WaitsFor::Files { count: Some(count) },
-        },
-        Sysno::select | Sysno::pselect6 => match first {
-            0 => WaitsFor::Time,
-            _ => WaitsFor::Files { count: None },
-        },
         Sysno::epoll_wait | Sysno::epoll_pwait | Sysno::epoll_pwait2 => {
-            WaitsFor::Files { count: None }
+            match descriptors::of_epoll(process, directory, first as i32).as_deref() {
+                // One to which a file may be added meanwhile.
+                Some([]) => WaitsFor::Files { count: Some(0) },
+                Some(watched) => files(process, directory, watched),
+                None => WaitsFor::Files { count: None },
+            }
         }
         Sysno::futex => WaitsFor::Futex {
             address: futex(call)?,
@@ -217,6 +227,27 @@ pub(super) fn waits_for(process: &Process, directory: &str, call: &SystemCall) -
         Sysno::pause | Sysno::rt_sigsuspend | Sysno::rt_sigtimedwait => WaitsFor::Signal,
         _ => return None,
     })
+}
+
+/// The file of a descriptor.
+fn file(process: &Process, directory: &str, descriptor: i32) -> WaitsFor {
+    let link = process.read_link(&format!("{directory}/fd/{descriptor}"));
+    WaitsFor::File {
+        descriptor,
+        path: link.ok(),
+        peer: None,
+    }
+}
+
+/// The files of descriptors; the time if there are none.
+fn files(process: &Process, directory: &str, descriptors: &[i32]) -> WaitsFor {
+    match descriptors {
+        [] => WaitsFor::Time,
+        [one] => file(process, directory, *one),
+        many => WaitsFor::Files {
+            count: Some(many.len() as u64),
+        },
+    }
 }
 
 /// Which child a system call waits for.
